@@ -1,0 +1,111 @@
+"""One line of array code, two devices: NumPy on the CPU, CuPy on the GPU.
+
+The data decides where a line runs: every layer asks ``get_array_module(x)`` and writes ``xp.exp(x)``. This is
+the only file that imports CuPy, and it does so only when a device is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+_MODULES: dict[type, Any] = {np.ndarray: np}
+
+
+def register(array_type: type, module: Any) -> None:
+    """Let arrays of `array_type` be computed by `module` (CuPy, or a stand-in with the same functions)."""
+    _MODULES[array_type] = module
+
+
+def get_array_module(x: Any) -> Any:
+    """Return the module whose functions compute on `x`: numpy for host arrays and scalars, else its own."""
+    module = _MODULES.get(type(x))
+    if module is None and type(x).__module__.partition(".")[0] == "cupy":
+        module = importlib.import_module("cupy")
+        register(module.ndarray, module)
+    return np if module is None else module
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """Return `x` as a host array (no copy when it is one already)."""
+    return np.asarray(x) if get_array_module(x) is np else x.get()
+
+
+def to_device(x: Any, device: str) -> Any:
+    """Return `x` as an array on `device` ("cpu" or "cuda"), without a copy when it is there already.
+
+    Raises
+    ------
+    ValueError
+        For a device of another name.
+    RuntimeError
+        When "cuda" is asked for and cannot be had; nothing falls back silently.
+    """
+    if device == "cpu":
+        return to_numpy(x)
+    if device == "cuda":
+        return _cupy().asarray(x)
+    raise ValueError(f"unknown device {device!r}: expected 'cpu' or 'cuda'")
+
+
+def like(x: Any, reference: Any) -> Any:
+    """Return `x` as an array where `reference` lives: the edge at which host ids meet a model on a device."""
+    xp = get_array_module(reference)
+    return x if get_array_module(x) is xp else xp.asarray(x)
+
+
+def _cupy() -> Any:
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise RuntimeError(
+            "device 'cuda' was asked for, but CuPy is not installed: "
+            "install the extra gpu-cuda12x or gpu-cuda13x, or use device 'cpu'"
+        ) from error
+    if not cupy.is_available():
+        raise RuntimeError(
+            "device 'cuda' was asked for, and CuPy is installed, but it finds no CUDA driver or no device: "
+            "check the driver, or use device 'cpu'"
+        )
+    register(cupy.ndarray, cupy)
+    return cupy
+
+
+def scatter_add(target: Any, index: Any, rows: Any) -> None:
+    """Add ``rows[i]`` into ``target[index[i]]`` for every i, in place; an index that repeats gets every row.
+
+    (``target[index] += rows`` would keep only one row of those that share an index.)
+
+    Parameters
+    ----------
+    target : array (V, D)
+    index : array of integers (M,)
+    rows : array (M, D)
+    """
+    xp = get_array_module(target)
+    if xp is not np or index.size == 0:
+        xp.add.at(target, index, rows)
+        return
+    # Equal indices side by side, then one sum a group: several times faster than np.add.at on rows.
+    order = np.argsort(index, kind="stable")
+    in_order = index[order]
+    first = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
+    target[in_order[first]] += np.add.reduceat(rows[order], first, axis=0)
+
+
+def top_k(x: Any, k: int) -> Any:
+    """Return the indices of the `k` largest values of the last axis, largest first, lowest index first on ties.
+
+    Parameters
+    ----------
+    x : array (..., E)
+    k : int
+
+    Returns
+    -------
+    array of integers (..., k)
+    """
+    xp = get_array_module(x)
+    return xp.argsort(-x, axis=-1, kind="stable")[..., :k]

@@ -1,0 +1,282 @@
+"""The configuration of a model: MiniMind's and Hugging Face's field names, checked when it is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "toy": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "toy-moe": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "use_moe": True,
+    },
+    "minimind3": {},
+    "minimind3-moe": {"use_moe": True},
+}
+
+# What MiniMind turns on with `inference_rope_scaling`.
+YARN = {
+    "type": "yarn",
+    "factor": 16,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "attention_factor": 1.0,
+}
+
+# What a config.json leaves out when it has the value that transformers' own class has.
+QWEN3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+QWEN3_MOE_DEFAULTS: dict[str, Any] = {
+    **QWEN3_DEFAULTS,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+    "router_aux_loss_coef": 0.001,
+    "use_moe": True,
+}
+
+# Fields of other models that would change the arithmetic, with the values under which they do not.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "mlp_bias": (False, None),
+    "use_qk_norm": (True, None),
+    "flash_attn_window": (None,),
+    "partial_rotary_factor": (1.0, None),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "mlp_only_layers": ([], None),
+    "decoder_sparse_step": (1, None),
+    "n_shared_experts": (0, None),
+    "num_shared_experts": (0, None),
+    "scoring_func": ("softmax", None),
+    "is_causal": (True, None),
+}
+
+
+@dataclass(frozen=True)
+class MiniMindConfig:
+    r"""What a MiniMind-3 model is made of.
+
+    Fields that default to None are derived: `head_dim` = hidden_size / num_attention_heads; `intermediate_size`
+    = :math:`\lceil hidden\_size \cdot \pi / 64 \rceil \cdot 64`; `moe_intermediate_size` = intermediate_size;
+    `norm_topk_prob` = (num_experts_per_tok > 1), so that the router of a new model learns (with one expert a
+    token the normalised weight is p / p = 1, and no gradient of the language-model loss reaches the router).
+
+    Raises
+    ------
+    ValueError
+        When a field does not fit the others; the message names the field and what was expected.
+    """
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int | None = None
+    vocab_size: int = 6400
+    intermediate_size: int | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e6
+    rope_scaling: Mapping[str, Any] | None = None
+    inference_rope_scaling: bool = False
+    max_position_embeddings: int = 32768
+    tie_word_embeddings: bool = True
+    dropout: float = 0.0
+    bos_token_id: int | None = 1
+    eos_token_id: int | None = 2
+    pad_token_id: int | None = 0
+    use_moe: bool = False
+    num_experts: int = 4
+    num_experts_per_tok: int = 1
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool | None = None
+    router_aux_loss_coef: float = 5e-4
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        derive = object.__setattr__  # the dataclass is frozen for everybody else
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is not divisible by num_attention_heads "
+                    f"{self.num_attention_heads}: choose divisible values or give head_dim"
+                )
+            derive(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.intermediate_size is None:
+            derive(self, "intermediate_size", math.ceil(self.hidden_size * math.pi / 64) * 64)
+        if self.moe_intermediate_size is None:
+            derive(self, "moe_intermediate_size", self.intermediate_size)
+        if self.norm_topk_prob is None:
+            derive(self, "norm_topk_prob", self.num_experts_per_tok > 1)
+        if self.inference_rope_scaling and self.rope_scaling is None:
+            derive(self, "rope_scaling", dict(YARN))
+        self._check_relations()
+
+    def _check_counts(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+            "intermediate_size",
+            "max_position_embeddings",
+            "num_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+        ):
+            value = getattr(self, name)
+            optional = name in ("head_dim", "intermediate_size", "moe_intermediate_size")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+
+    def _check_relations(self) -> None:
+        assert self.head_dim is not None
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not divisible by num_key_value_heads "
+                f"{self.num_key_value_heads}: every key/value head must serve the same number of query heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (rotary positions turn pairs), got {self.head_dim}")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
+        if self.hidden_act != "silu":
+            raise ValueError(f"hidden_act must be 'silu' (SwiGLU is what is implemented), got {self.hidden_act!r}")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout!r}")
+        if not (math.isfinite(self.router_aux_loss_coef) and self.router_aux_loss_coef >= 0):
+            raise ValueError(f"router_aux_loss_coef must not be negative, got {self.router_aux_loss_coef!r}")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < self.vocab_size:
+                raise ValueError(f"{name} must lie in [0, {self.vocab_size}) or be None, got {value!r}")
+        check_rope_scaling(self.rope_scaling)
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> MiniMindConfig:
+        """Return a named configuration, with fields replaced by `overrides` before anything is derived.
+
+        `tiny`, `toy` and `toy-moe` leave vocab_size at MiniMind's 6400; training sets it from the tokenizer.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **_known(overrides)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field, derived ones filled in."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> MiniMindConfig:
+        """Read the dict of a config.json: MiniMind's, Qwen3's, Qwen3-MoE's, or `to_dict`'s own.
+
+        Theta and scaling may stand flat (`rope_theta`, `rope_scaling`) or nested (`rope_parameters`); the number
+        of experts as `num_experts` or `num_local_experts`. Fields unknown here are ignored, unless they would
+        change the arithmetic.
+
+        Raises
+        ------
+        ValueError
+            Naming the field that asks for arithmetic that is not implemented, or that does not fit.
+        """
+        model_type = d.get("model_type")
+        if model_type not in (None, "minimind", "qwen3", "qwen3_moe"):
+            raise ValueError(f"model_type {model_type!r} is not supported: expected minimind, qwen3 or qwen3_moe")
+        for name, harmless in REFUSED.items():
+            if name in d and d[name] not in harmless:
+                raise ValueError(f"{name} = {d[name]!r} changes the arithmetic and is not implemented here")
+        layer_types = set(d.get("layer_types") or ()) - {"full_attention"}
+        if layer_types:
+            raise ValueError(f"layer_types {sorted(layer_types)} are not implemented here: only full_attention is")
+
+        given = {name: d[name] for name in cls.__dataclass_fields__ if name in d}
+        given.update(_rope_fields(d))
+        if "num_experts" not in given and "num_local_experts" in d:
+            given["num_experts"] = d["num_local_experts"]
+        if isinstance(given.get("eos_token_id"), list):
+            given["eos_token_id"] = given["eos_token_id"][0]
+        if model_type == "qwen3":
+            given = {**QWEN3_DEFAULTS, **given, "use_moe": False}
+        if model_type == "qwen3_moe":
+            given = {**QWEN3_MOE_DEFAULTS, **given, "use_moe": True}
+        if model_type == "minimind" and given.get("num_experts_per_tok", 1) == 1:
+            given["norm_topk_prob"] = False  # what MiniMind computes since its issue 859, whatever the file says
+        return cls(**given)
+
+
+def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = [field.name for field in fields(MiniMindConfig)]
+    unknown = [name for name in overrides if name not in names]
+    if unknown:
+        raise ValueError(f"unknown config field {', '.join(unknown)}: the fields are {', '.join(names)}")
+    return overrides
+
+
+def _rope_fields(d: Mapping[str, Any]) -> dict[str, Any]:
+    """Read theta and scaling from the nested form of transformers 5, when it is there, and drop the no-ops."""
+    found: dict[str, Any] = {}
+    nested = d.get("rope_parameters")
+    scaling = d.get("rope_scaling")
+    if nested:
+        if "rope_theta" in nested:
+            found["rope_theta"] = nested["rope_theta"]
+        if scaling is None:
+            scaling = {key: value for key, value in nested.items() if key != "rope_theta"}
+    if scaling is not None and scaling.get("rope_type", scaling.get("type", "default")) == "default":
+        scaling = None
+    if scaling is not None or nested:
+        found["rope_scaling"] = scaling
+    return found
+
+
+def check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
+    """Refuse a scaling that is not YaRN, or YaRN without its factor or with numbers it cannot work with."""
+    if scaling is None:
+        return
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind != "yarn":
+        raise ValueError(f"rope_scaling of type {kind!r} is not implemented: expected 'yarn' or none at all")
+    for name in ("factor", "original_max_position_embeddings"):
+        value = scaling.get(name)
+        if name not in scaling and name == "original_max_position_embeddings" and "rope_type" in scaling:
+            continue  # transformers takes max_position_embeddings then
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"rope_scaling needs a positive {name}, got {value!r}")

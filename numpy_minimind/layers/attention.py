@@ -1,0 +1,134 @@
+"""Causal self-attention as Qwen3 and MiniMind-3 have it: grouped queries, normalised queries and keys, rotation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.layer import Context, Layer
+from numpy_minimind.layers.kv_cache import LayerCache
+from numpy_minimind.layers.linear import Linear, LinearSaved
+from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
+from numpy_minimind.layers.rope import rotate
+from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct, ScaledDotProductSaved
+
+
+class AttentionSaved(NamedTuple):
+    """What `Attention.backward` needs."""
+
+    x: Any  # (B, T, D)
+    q_norm: RMSNormSaved  # (B, N, T, H)
+    k_norm: RMSNormSaved  # (B, K, T, H)
+    cos: Any  # (T, H/2) or (B, 1, T, H/2)
+    sin: Any  # likewise
+    attend: ScaledDotProductSaved
+    o: Any  # (B, T, N * H)
+
+
+class Attention(Layer):
+    r"""Every token asks the tokens before it.
+
+    Forward
+        .. math::
+
+            q = R\,\mathrm{norm}_q(x W_q^\top), \quad k = R\,\mathrm{norm}_k(x W_k^\top), \quad v = x W_v^\top,
+            \quad y = \mathrm{attend}(q, k, v)\, W_o^\top
+
+        Projections are split into heads of width H; norm is RMSNorm over H with one gain for all heads; R is the
+        rotary rotation of each position; attend is `ScaledDotProduct` over the visible keys.
+
+    Shapes
+        x, y (B, T, D); q (B, N, T, H); k, v (B, K, T, H); H need not be D / N.
+
+    Backward
+        The same chain from the end. Three paths lead to x, and their gradients add:
+
+        .. math:: dx = dq' W_q + dk' W_k + dv' W_v
+
+        where dq', dk', dv' are the gradients of the projections' outputs (R turned back, norm backwards).
+
+    Saved
+        x once for the three projections, and what the parts inside need.
+
+    Dtype
+        That of x.
+
+    Source
+        Vaswani et al. 2017; Qwen3 technical report 2025 (normalised q and k); ``Attention`` in MiniMind.
+
+    Parameters
+    ----------
+    config : MiniMindConfig
+    rng : numpy.random.Generator, optional
+    dtype : dtype
+    """
+
+    not_differentiable = ("context",)
+
+    def __init__(
+        self, config: MiniMindConfig, *, rng: np.random.Generator | None = None, dtype: Any = np.float32
+    ) -> None:
+        rng = np.random.default_rng() if rng is None else rng
+        D, N, K, H = (
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        assert H is not None
+        self.head_dim = H
+        self.q_proj = Linear(D, N * H, rng=rng, dtype=dtype)
+        self.k_proj = Linear(D, K * H, rng=rng, dtype=dtype)
+        self.v_proj = Linear(D, K * H, rng=rng, dtype=dtype)
+        self.o_proj = Linear(N * H, D, rng=rng, dtype=dtype)
+        self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype)
+        self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype)
+        self.attend = ScaledDotProduct()
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, AttentionSaved]:
+        q, k, v, (q_norm, k_norm) = self.heads(x, context)
+        o, attend = self.attend.forward(q, k, v, context.visible)  # (B, N, T, H)
+        o = merge(o)  # (B, T, N * H)
+        y, _ = self.o_proj.forward(o)  # (B, T, D)
+        return y, AttentionSaved(x, q_norm, k_norm, context.cos, context.sin, attend, o)
+
+    def backward(self, dy: Any, saved: AttentionSaved) -> Any:
+        x, q_norm, k_norm, cos, sin, attend, o = saved
+        do = split(self.o_proj.backward(dy, LinearSaved(o)), self.head_dim)  # (B, N, T, H)
+        dq, dk, dv = self.attend.backward(do, attend)
+        dq = self.q_norm.backward(rotate(dq, cos, -sin), q_norm)  # (B, N, T, H)
+        dk = self.k_norm.backward(rotate(dk, cos, -sin), k_norm)  # (B, K, T, H)
+        dx = self.q_proj.backward(merge(dq), LinearSaved(x))  # (B, T, D)
+        dx += self.k_proj.backward(merge(dk), LinearSaved(x))
+        dx += self.v_proj.backward(merge(dv), LinearSaved(x))
+        return dx
+
+    def __call__(self, x: Any, context: Context, cache: LayerCache | None = None, start: int = 0) -> Any:
+        """Inference; with a `cache`, keys and values of earlier tokens come from it and the new ones go into it."""
+        q, k, v, _ = self.heads(x, context)
+        if cache is not None:
+            k, v = cache.write(k, v, start)  # (B, K, S, H)
+        return self.o_proj(merge(self.attend(q, k, v, context.visible)))
+
+    def heads(self, x: Any, context: Context) -> tuple[Any, Any, Any, tuple[RMSNormSaved, RMSNormSaved]]:
+        """Project to heads; normalise and rotate queries and keys, but not values."""
+        q, q_norm = self.q_norm.forward(split(self.q_proj(x), self.head_dim))  # (B, N, T, H)
+        k, k_norm = self.k_norm.forward(split(self.k_proj(x), self.head_dim))  # (B, K, T, H)
+        v = split(self.v_proj(x), self.head_dim)  # (B, K, T, H)
+        q = rotate(q, context.cos, context.sin)
+        k = rotate(k, context.cos, context.sin)
+        return q, k, v, (q_norm, k_norm)
+
+
+def split(x: Any, head_dim: int) -> Any:
+    """Cut the last axis into heads: (B, T, N * H) -> (B, N, T, H)."""
+    B, T, _ = x.shape
+    return x.reshape(B, T, -1, head_dim).swapaxes(1, 2)
+
+
+def merge(x: Any) -> Any:
+    """Put the heads side by side again: (B, N, T, H) -> (B, T, N * H)."""
+    B, N, T, H = x.shape
+    return x.swapaxes(1, 2).reshape(B, T, N * H)

@@ -1,0 +1,78 @@
+"""Root-mean-square normalisation, five times in MiniMind: before attention, before the feed-forward, on each
+query head, on each key head, and once before the head of the model.
+
+Unlike layer normalisation it subtracts no mean and adds no bias (Zhang and Sennrich 2019, equation 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.backend import get_array_module
+from numpy_minimind.layer import Layer, Parameter
+
+
+class RMSNormSaved(NamedTuple):
+    """What `RMSNorm.backward` needs."""
+
+    x: Any  # (..., D)
+    r: Any  # (..., 1)
+
+
+class RMSNorm(Layer):
+    r"""Scale each row to root mean square 1, then by a learned gain.
+
+    Forward
+        .. math:: r = \frac{1}{\sqrt{\frac{1}{D}\sum_j x_j^2 + \varepsilon}}, \qquad n = x r, \qquad y = n w
+
+    Shapes
+        x, n, y (..., D); r (..., 1); w (D,).
+
+    Backward
+        .. math:: dw = \sum_{rows} dy\, n, \qquad dn = dy\, w, \qquad
+                  dx = r \left( dn - n \cdot \tfrac{1}{D} \sum_j dn_j n_j \right)
+
+        Key step: :math:`\partial r / \partial x_j = -r^3 x_j / D`, so each x_j acts on every output of its row
+        through r, not only on its own: that is the second term.
+
+    Saved
+        x and r; n = x r is one product, cheaper to redo than to keep.
+
+    Dtype
+        Computed in ``result_type(x, float32)``: squares of float16 overflow at 256. The gain multiplies before
+        the result is cast back to x's dtype.
+
+    Source
+        Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; ``RMSNorm`` in MiniMind and Qwen3.
+
+    Parameters
+    ----------
+    dim : int
+        D.
+    eps : float
+        :math:`\varepsilon`, inside the root.
+    dtype : dtype
+        Of the gain, which starts at ones.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6, *, dtype: Any = np.float32) -> None:
+        self.eps = eps
+        self.weight = Parameter(np.ones(dim, dtype))
+
+    def forward(self, x: Any) -> tuple[Any, RMSNormSaved]:
+        xp, w = get_array_module(x), self.weight.data
+        u = x.astype(xp.result_type(x, xp.float32), copy=False)
+        r = 1 / xp.sqrt(xp.mean(u * u, axis=-1, keepdims=True) + self.eps)  # (..., 1)
+        y = u * r * w  # (..., D)
+        return y.astype(x.dtype, copy=False), RMSNormSaved(x, r)
+
+    def backward(self, dy: Any, saved: RMSNormSaved) -> Any:
+        xp, w = get_array_module(dy), self.weight.data
+        x, r = saved
+        n = x * r  # (..., D)
+        self.weight.grad += (dy * n).reshape(-1, n.shape[-1]).sum(axis=0)
+        dn = dy * w  # (..., D)
+        dx = r * (dn - n * xp.mean(dn * n, axis=-1, keepdims=True))  # (..., D)
+        return dx.astype(dy.dtype, copy=False)

@@ -1,0 +1,94 @@
+"""The gated feed-forward layer: one projection decides (gate), one carries (up), one returns to the width (down)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.backend import get_array_module
+from numpy_minimind.layer import Layer
+from numpy_minimind.layers.linear import Linear, LinearSaved
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x). Below -88 the float32 exponential would overflow; there sigmoid is 0 to rounding anyway."""
+    xp = get_array_module(x)
+    return 1 / (1 + xp.exp(-xp.maximum(x, -88.0)))
+
+
+class SwiGLUSaved(NamedTuple):
+    """What `SwiGLU.backward` needs."""
+
+    x: Any  # (..., D)
+    g: Any  # (..., F)
+    u: Any  # (..., F)
+
+
+class SwiGLU(Layer):
+    r"""Feed-forward layer with a SiLU gate.
+
+    Forward
+        .. math::
+
+            g = x W_g^\top, \qquad u = x W_u^\top, \qquad h = \mathrm{silu}(g) \odot u, \qquad y = h W_d^\top
+
+        with :math:`\mathrm{silu}(g) = g\,\sigma(g)`.
+
+    Shapes
+        x, y (..., D); g, u, h (..., F); W_g, W_u (F, D); W_d (D, F).
+
+    Backward
+        .. math::
+
+            dh = dy\, W_d, \qquad du = dh \odot \mathrm{silu}(g), \qquad
+            dg = dh \odot u \odot \sigma(g)\,\bigl(1 + g\,(1 - \sigma(g))\bigr), \qquad
+            dx = dg\, W_g + du\, W_u
+
+        Key step: :math:`\sigma' = \sigma (1 - \sigma)`, so :math:`\mathrm{silu}' = \sigma + g \sigma (1 - \sigma)`.
+
+    Saved
+        x, g and u; h is rebuilt from g and u for the gradient of W_d.
+
+    Dtype
+        That of x.
+
+    Source
+        Shazeer, "GLU Variants Improve Transformer", 2020, equation 6; ``FeedForward`` in MiniMind.
+
+    Parameters
+    ----------
+    hidden_size, intermediate_size : int
+        D and F.
+    rng : numpy.random.Generator, optional
+    dtype : dtype
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        rng: np.random.Generator | None = None,
+        dtype: Any = np.float32,
+    ) -> None:
+        rng = np.random.default_rng() if rng is None else rng
+        self.gate_proj = Linear(hidden_size, intermediate_size, rng=rng, dtype=dtype)
+        self.up_proj = Linear(hidden_size, intermediate_size, rng=rng, dtype=dtype)
+        self.down_proj = Linear(intermediate_size, hidden_size, rng=rng, dtype=dtype)
+
+    def forward(self, x: Any) -> tuple[Any, SwiGLUSaved]:
+        g = self.gate_proj(x)  # (..., F)
+        u = self.up_proj(x)  # (..., F)
+        h = g * sigmoid(g) * u  # (..., F)
+        y = self.down_proj(h)  # (..., D)
+        return y, SwiGLUSaved(x, g, u)
+
+    def backward(self, dy: Any, saved: SwiGLUSaved) -> Any:
+        x, g, u = saved
+        sigma = sigmoid(g)  # (..., F)
+        silu = g * sigma
+        dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
+        du = dh * silu
+        dg = dh * u * sigma * (1 + g * (1 - sigma))
+        return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)
