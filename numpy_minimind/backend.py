@@ -108,4 +108,5 @@ def top_k(x: Any, k: int) -> Any:
     array of integers (..., k)
     """
     xp = get_array_module(x)
-    return xp.argsort(-x, axis=-1, kind="stable")[..., :k]
+    order = xp.argsort(-x, axis=-1, kind="stable")  # (..., E)
+    return xp.ascontiguousarray(order[..., :k])  # a copy: a slice would keep all of `order` alive

@@ -215,7 +215,9 @@ class MiniMindForCausalLM(Layer):
     ) -> LossAndGrad:
         r"""Compute the loss and add its gradient into every parameter.
 
-        .. math:: L = \frac{1}{n} \sum_{t\ \text{counted}} -\log p(labels_{t+1} \mid ids_{\le t}) + \frac{n_{here}}{n}\, aux
+        .. math::
+
+            L = \frac{1}{n} \sum_{t\ \text{counted}} -\log p(labels_{t+1} \mid ids_{\le t}) + \frac{n_{here}}{n}\, aux
 
         Parameters
         ----------
@@ -239,8 +241,15 @@ class MiniMindForCausalLM(Layer):
         TypeError, ValueError
             For ids, labels or a mask of the wrong dtype, shape or range.
         """
+        return self.loss_and_grad_shifted(input_ids, self._shift(labels, np.shape(input_ids)), attention_mask, num_items_in_batch)
+
+    def loss_and_grad_shifted(
+        self, input_ids: Any, targets: Any, attention_mask: Any = None, num_items_in_batch: int | None = None
+    ) -> LossAndGrad:
+        """As `loss_and_grad`, for targets that are shifted already: targets[b, t] follows input_ids[b, t]."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
-        targets = self._shift(labels, ids.shape)
+        targets = to_numpy(targets)
+        check_targets(targets, ids.shape, self.config.vocab_size, self.cross_entropy.ignore_index)
         n_here = int((targets != self.cross_entropy.ignore_index).sum())
         n = n_here if num_items_in_batch is None else int(num_items_in_batch)
         if n < n_here:
@@ -368,7 +377,7 @@ class MiniMindForCausalLM(Layer):
         labels, ignore = to_numpy(labels), self.cross_entropy.ignore_index
         check_targets(labels, shape, self.config.vocab_size, ignore)
         targets = np.full(shape, ignore, np.int64)
-        targets[:, :-1] = labels[:, 1:]
+        targets[..., :-1] = labels[..., 1:]
         return targets
 
 

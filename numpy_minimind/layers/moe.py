@@ -51,7 +51,7 @@ class MoE(Layer):
 
             p = \mathrm{softmax}(x W_r^\top), \qquad
             C = \mathrm{top}_k(p), \qquad
-            w_c = \begin{cases} p_c / \sum_{c' \in C} p_{c'} & \text{if norm\_topk\_prob} \\ p_c & \text{else}\end{cases},
+            w_c = \begin{cases} p_c / \sum_{c' \in C} p_{c'} & \text{normalised} \\ p_c & \text{else}\end{cases},
             \qquad y = \sum_{c \in C} w_c\, \mathrm{expert}_c(x)
 
         and, over the counted tokens,
@@ -63,13 +63,13 @@ class MoE(Layer):
         x, y (..., D); M tokens in all; p (M, E); chosen, w (M, k); load (E,); W_r (E, D).
 
     Backward
-        With o_c the output of expert c, each expert gets :math:`do_c = w_c\, dy` and :math:`dw_c = \langle dy, o_c \rangle`.
-        Through the normalisation, with z the sum of the chosen p,
+        With o_c the output of expert c, each expert gets :math:`do_c = w_c\, dy`, and its weight
+        :math:`dw_c = \langle dy, o_c \rangle`. Through the normalisation, with z the sum of the chosen p,
 
         .. math:: dp_c = \frac{1}{z} \Bigl( dw_c - \sum_{c'} dw_{c'} w_{c'} \Bigr)
 
-        (without it, dp_c = dw_c); the auxiliary loss adds :math:`daux \cdot coef \cdot E\, load_e / M_{counted}` to every
-        counted p_e; load, a count, is a constant. Then softmax and router backwards. The choice itself has no
+        (without it, dp_c = dw_c); the auxiliary loss adds :math:`daux \cdot coef \cdot E\, load_e / M_{counted}`
+        to every counted p_e; load, a count, is a constant. Then softmax and router backwards. The choice itself has no
         gradient: a token that did not choose an expert teaches it nothing.
 
         For k = 1 with normalisation w = 1 whatever p is, and dp = 0: the router learns from aux alone.
