@@ -245,6 +245,4 @@ def check_settings(temperature: float, top_k: int, top_p: float, repetition_pena
     if not 0 <= top_p <= 1:
         raise ValueError(f"top_p is {top_p}; expected a number in [0, 1] (1 switches it off)")
     if not 0 < repetition_penalty < math.inf:
-        raise ValueError(
-            f"repetition_penalty is {repetition_penalty}; expected a positive number (1 switches it off)"
-        )
+        raise ValueError(f"repetition_penalty is {repetition_penalty}; expected a positive number (1 switches it off)")

@@ -1,8 +1,8 @@
 """The optimizer: AdamW, and the clipping of gradients by their global norm.
 
 Both do little arithmetic on much memory, and walk through each array in pieces that fit the processor's
-cache: fourteen simple passes over an array that is fetched anew for each of them take twice as long as fourteen
-passes over pieces that stay at hand.
+cache: fourteen simple passes over an array that is fetched anew for each of them take twice as long as
+fourteen passes over pieces that stay at hand.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class AdamW:
         # The class's formulas line by line, in place, with one scratch array `s`.
         xp = get_array_module(w)
         beta1, beta2 = self.betas
-        s = xp.multiply(g, 1 - beta1)
+        s = xp.empty_like(w)
+        xp.multiply(g, 1 - beta1, out=s)
         m *= beta1
         m += s
         xp.multiply(g, g, out=s)
@@ -245,7 +246,7 @@ def _sum_of_squares(g: Any) -> Any:
 
 
 def _pieces(a: Any) -> list[slice] | list[EllipsisType]:
-    """Return indices that cut the first axis of `a` into pieces of about `PIECE` numbers (on a GPU, into one).
+    """Return indices that cut the first axis of `a` into pieces of about `PIECE` numbers; on a GPU, into one.
 
     Slices of the first axis are views, whatever the strides of `a`; flattening first might make a copy.
     """

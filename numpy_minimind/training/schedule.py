@@ -50,6 +50,6 @@ def cosine_lr(t: float, total: float, base: float, warmup: float = 0) -> float:
     if not 0 < base < math.inf:
         raise ValueError(f"base is {base}; expected a positive learning rate")
     if t < warmup:
-        return float(base) * (t / warmup)
+        return float(base) * float(t / warmup)
     progress = min((t - warmup) / (total - warmup), 1.0)
     return float(base) * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
