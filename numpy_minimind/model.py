@@ -241,7 +241,9 @@ class MiniMindForCausalLM(Layer):
         TypeError, ValueError
             For ids, labels or a mask of the wrong dtype, shape or range.
         """
-        return self.loss_and_grad_shifted(input_ids, self._shift(labels, np.shape(input_ids)), attention_mask, num_items_in_batch)
+        return self.loss_and_grad_shifted(
+            input_ids, self._shift(labels, np.shape(input_ids)), attention_mask, num_items_in_batch
+        )
 
     def loss_and_grad_shifted(
         self, input_ids: Any, targets: Any, attention_mask: Any = None, num_items_in_batch: int | None = None

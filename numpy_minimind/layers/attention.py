@@ -47,10 +47,10 @@ class Attention(Layer):
 
         .. math:: dx = dq' W_q + dk' W_k + dv' W_v
 
-        where dq', dk', dv' are the gradients of the projections' outputs (R turned back, norm backwards).
+        where dq', dk', dv' are the gradients of the projections' outputs (R turned back, norm backwards; dv' = dv).
 
     Saved
-        x once for the three projections, and what the parts inside need.
+        x once for the three projections, o for the fourth, and what the parts inside need.
 
     Dtype
         That of x.

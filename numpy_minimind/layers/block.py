@@ -48,7 +48,7 @@ class Block(Layer):
 
         .. math:: dh = dy + \mathrm{norm}_2'(\mathrm{mlp}'(dy)), \qquad dx = dh + \mathrm{norm}_1'(\mathrm{attn}'(dh))
 
-        where f' is the backward of f.
+        where f' is the backward of f; mlp' takes the cotangent of the auxiliary loss, too.
 
     Saved
         What the four parts need; h lives in the second norm's.

@@ -1,4 +1,5 @@
-"""The matrix product that all projections are: attention's q, k, v and o, the feed-forward's three, the head.
+"""The matrix product that all projections are: attention's q, k, v and o, the feed-forward's three, the
+router, the head.
 
 MiniMind has no biases. The weight is stored (out, in), as PyTorch stores it, so checkpoints load as they are.
 """

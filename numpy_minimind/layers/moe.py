@@ -78,7 +78,7 @@ class MoE(Layer):
         Router input and output, choices and weights, each expert's rows, outputs and own saved.
 
     Dtype
-        That of x; router probabilities in float32 or better.
+        That of x; the router's softmax is computed in float32 or better.
 
     Source
         Fedus et al., "Switch Transformers", 2021, equations 4 to 6; ``MOEFeedForward`` in MiniMind.
@@ -167,7 +167,7 @@ class MoE(Layer):
         """Mean number of choices of each expert a counted token: (E,), summing to k."""
         xp = get_array_module(chosen)
         hits = chosen[:, :, None] == xp.arange(len(self.experts))  # (M, k, E)
-        return xp.sum(xp.sum(hits, axis=1) * counted, axis=0)
+        return xp.sum(xp.sum(hits, axis=1, dtype=counted.dtype) * counted, axis=0)
 
 
 def token_weights(counted: Any, p: Any) -> Any:

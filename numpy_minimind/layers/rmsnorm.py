@@ -72,7 +72,7 @@ class RMSNorm(Layer):
         xp, w = get_array_module(dy), self.weight.data
         x, r = saved
         n = x * r  # (..., D)
-        self.weight.grad += (dy * n).reshape(-1, n.shape[-1]).sum(axis=0)
+        self.weight.grad += (dy * n).reshape(-1, n.shape[-1]).sum(axis=0)  # (D,)
         dn = dy * w  # (..., D)
         dx = r * (dn - n * xp.mean(dn * n, axis=-1, keepdims=True))  # (..., D)
         return dx.astype(dy.dtype, copy=False)

@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys are turned by an angle that grows with their position.
 
-The score of a query at position s and a key at position t then depends on s - t alone. MiniMind pairs
+The score of a query at position t and a key at position s then depends on t - s alone. MiniMind pairs
 coordinate i with coordinate i + H/2 (the half-split layout of Llama and Qwen), not with its neighbour.
 """
 
@@ -53,6 +53,8 @@ class RotaryEmbedding(Layer):
         A rotation's transpose is the rotation by the opposite angle:
 
         .. math:: dx = \mathrm{rotate}(dy, \cos\phi, -\sin\phi)
+
+        (YaRN's factor stays in cos and sin: the transpose keeps it.)
 
     Saved
         cos and sin of these positions.
@@ -127,7 +129,8 @@ def yarn_frequencies(
         r_i = \mathrm{clamp}\!\left(\frac{i - low}{high - low}, 0, 1\right)
 
     where low and high are the pairs that turn beta_fast and beta_slow times within the original length,
-    :math:`c(\beta) = H \ln(original / 2\pi\beta) / (2 \ln\theta)`.
+    :math:`c(\beta) = H \ln(original / 2\pi\beta) / (2 \ln\theta)`, rounded outwards (unless `truncate` is false), and
+    at least 0.001 apart.
 
     The two spellings differ: `type` (MiniMind) clamps high at H/2 - 1 and takes the attention factor as given;
     `rope_type` (transformers) clamps at H - 1 and derives the factor, 0.1 ln(factor) + 1, when none is given.

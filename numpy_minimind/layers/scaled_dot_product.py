@@ -39,7 +39,7 @@ class ScaledDotProduct(Layer):
         .. math::
 
             dv = p^\top do, \qquad dp = do\, v^\top, \qquad
-            ds = p \odot \Bigl( dp - \sum_s dp \odot p \Bigr), \qquad
+            ds = p \odot \Bigl( dp - \sum_{keys} dp \odot p \Bigr), \qquad
             dq = \frac{ds\, k}{\sqrt{H}}, \qquad dk = \frac{ds^\top q}{\sqrt{H}}
 
         dk and dv sum over the G query heads that share the key head.
@@ -61,7 +61,7 @@ class ScaledDotProduct(Layer):
 
     def forward(self, q: Any, k: Any, v: Any, visible: Any = None) -> tuple[Any, ScaledDotProductSaved]:
         scale = 1 / math.sqrt(q.shape[-1])
-        s = (grouped(q, k) @ (k * scale).swapaxes(-1, -2)).reshape(*q.shape[:3], k.shape[2])  # (B, N, T, S)
+        s = (grouped(q * scale, k) @ k.swapaxes(-1, -2)).reshape(*q.shape[:3], k.shape[2])  # (B, N, T, S)
         p, _ = self.softmax.forward(s, visible)  # (B, N, T, S)
         o = (grouped(p, k) @ v).reshape(q.shape)  # (B, N, T, H)
         return o, ScaledDotProductSaved(q, k, v, p)
@@ -72,8 +72,8 @@ class ScaledDotProduct(Layer):
         dv = grouped(p, k).swapaxes(-1, -2) @ grouped(do, k)  # (B, K, S, H)
         dp = (grouped(do, k) @ v.swapaxes(-1, -2)).reshape(p.shape)  # (B, N, T, S)
         ds = self.softmax.backward(dp, SoftmaxSaved(p))  # (B, N, T, S)
-        dq = (grouped(ds, k) @ (k * scale)).reshape(q.shape)  # (B, N, T, H)
-        dk = grouped(ds, k).swapaxes(-1, -2) @ (grouped(q, k) * scale)  # (B, K, S, H)
+        dq = scale * (grouped(ds, k) @ k).reshape(q.shape)  # (B, N, T, H)
+        dk = grouped(ds, k).swapaxes(-1, -2) @ grouped(q * scale, k)  # (B, K, S, H)
         return dq, dk, dv
 
 

@@ -38,7 +38,7 @@ class Softmax(Layer):
         y alone; x is not needed.
 
     Dtype
-        Computed in ``result_type(x, float32)``, returned in x's dtype.
+        Forward computed in ``result_type(x, float32)`` and returned in x's dtype; backward in the dtype of y and dy.
 
     Source
         Vaswani et al., "Attention Is All You Need", 2017, equation 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +13,10 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x). Below -88 the float32 exponential would overflow; there sigmoid is 0 to rounding anyway."""
+    """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
     xp = get_array_module(x)
-    return 1 / (1 + xp.exp(-xp.maximum(x, -88.0)))
+    lowest = -0.99 * math.log(float(xp.finfo(x.dtype).max))  # -88 in float32
+    return 1 / (1 + xp.exp(-xp.maximum(x, lowest)))
 
 
 class SwiGLUSaved(NamedTuple):
