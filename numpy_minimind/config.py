@@ -178,16 +178,20 @@ class MiniMindConfig:
             raise ValueError(f"hidden_act must be 'silu' (SwiGLU is what is implemented), got {self.hidden_act!r}")
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+            if not (_is_number(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        if not 0 <= self.dropout < 1:
+        if not (_is_number(self.dropout) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout!r}")
-        if not (math.isfinite(self.router_aux_loss_coef) and self.router_aux_loss_coef >= 0):
-            raise ValueError(f"router_aux_loss_coef must not be negative, got {self.router_aux_loss_coef!r}")
+        if not (_is_number(self.router_aux_loss_coef) and self.router_aux_loss_coef >= 0):
+            raise ValueError(f"router_aux_loss_coef must be a number of at least 0, got {self.router_aux_loss_coef!r}")
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < self.vocab_size:
-                raise ValueError(f"{name} must lie in [0, {self.vocab_size}) or be None, got {value!r}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not whole or not 0 <= value < self.vocab_size):
+                raise ValueError(f"{name} must be an integer in [0, {self.vocab_size}) or None, got {value!r}")
+        for name in ("tie_word_embeddings", "use_moe", "norm_topk_prob", "inference_rope_scaling"):
+            if not isinstance(getattr(self, name), bool):  # "false" would count as true
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         check_rope_scaling(self.rope_scaling)
 
     @classmethod
@@ -232,14 +236,20 @@ class MiniMindConfig:
         if "num_experts" not in given and "num_local_experts" in d:
             given["num_experts"] = d["num_local_experts"]
         if isinstance(given.get("eos_token_id"), list):
-            given["eos_token_id"] = given["eos_token_id"][0]
+            given["eos_token_id"] = next(iter(given["eos_token_id"]), None)
         if model_type == "qwen3":
             given = {**QWEN3_DEFAULTS, **given, "use_moe": False}
         if model_type == "qwen3_moe":
             given = {**QWEN3_MOE_DEFAULTS, **given, "use_moe": True}
         if model_type == "minimind" and given.get("num_experts_per_tok", 1) == 1:
             given["norm_topk_prob"] = False  # what MiniMind computes since its issue 859, whatever the file says
+        if given.get("num_key_value_heads", 0) is None:  # transformers: as many as query heads
+            given["num_key_value_heads"] = given.get("num_attention_heads", cls.num_attention_heads)
         return cls(**given)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -251,18 +261,25 @@ def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rope_fields(d: Mapping[str, Any]) -> dict[str, Any]:
-    """Read theta and scaling from the nested form of transformers 5, when it is there, and drop the no-ops."""
+    """Read theta and scaling, flat or in the nested form of transformers 5; a scaling that does nothing is None."""
+    flat, nested = d.get("rope_scaling"), d.get("rope_parameters")
+    for name, value in (("rope_scaling", flat), ("rope_parameters", nested)):
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be an object or null, got {value!r}")
+    nested = nested or {}
+    nested = nested.get("full_attention", nested)  # transformers may nest once more, by kind of layer
+    scaling: dict[str, Any] | None = dict(flat or nested)
+    assert scaling is not None
     found: dict[str, Any] = {}
-    nested = d.get("rope_parameters")
-    scaling = d.get("rope_scaling")
-    if nested:
-        if "rope_theta" in nested:
-            found["rope_theta"] = nested["rope_theta"]
-        if scaling is None:
-            scaling = {key: value for key, value in nested.items() if key != "rope_theta"}
-    if scaling is not None and scaling.get("rope_type", scaling.get("type", "default")) == "default":
+    theta = scaling.pop("rope_theta", nested.get("rope_theta"))
+    if theta is not None:
+        found["rope_theta"] = theta
+    partial = scaling.pop("partial_rotary_factor", None)
+    if partial not in REFUSED["partial_rotary_factor"]:
+        raise ValueError(f"partial_rotary_factor = {partial!r} changes the arithmetic and is not implemented here")
+    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
         scaling = None
-    if scaling is not None or nested:
+    if flat is not None or nested:
         found["rope_scaling"] = scaling
     return found
 
@@ -271,12 +288,18 @@ def check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
     """Refuse a scaling that is not YaRN, or YaRN without its factor or with numbers it cannot work with."""
     if scaling is None:
         return
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"rope_scaling must be a mapping or None, got {scaling!r}")
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "yarn":
         raise ValueError(f"rope_scaling of type {kind!r} is not implemented: expected 'yarn' or none at all")
     for name in ("factor", "original_max_position_embeddings"):
-        value = scaling.get(name)
+        value: Any = scaling.get(name)
         if name not in scaling and name == "original_max_position_embeddings" and "rope_type" in scaling:
             continue  # transformers takes max_position_embeddings then
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if not (_is_number(value) and value > 0):
             raise ValueError(f"rope_scaling needs a positive {name}, got {value!r}")
+    for name in ("beta_fast", "beta_slow", "attention_factor"):
+        value = scaling.get(name)
+        if value is not None and not (_is_number(value) and value > 0):
+            raise ValueError(f"rope_scaling's {name} must be a positive number or absent, got {value!r}")

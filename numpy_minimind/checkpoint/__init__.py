@@ -1,0 +1,23 @@
+"""Models, tokenizers and interrupted runs on disk.
+
+files.py writes so that a crash never leaves half a file; tensors.py holds arrays in safetensors files;
+pretrained.py, resume.py and tokenizer.py are what one calls.
+"""
+
+from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, ForeignFileError
+from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
+from numpy_minimind.checkpoint.resume import load_resume, save_resume
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer, load_tokenizer
+
+__all__ = [
+    "CharTokenizer",
+    "CheckpointError",
+    "DamagedFileError",
+    "ForeignFileError",
+    "PretrainedTokenizer",
+    "from_pretrained",
+    "load_resume",
+    "load_tokenizer",
+    "save_pretrained",
+    "save_resume",
+]

@@ -1,0 +1,232 @@
+"""Files that are there whole or not at all, and errors that say which file is wrong and how.
+
+A write goes to a temporary name in the same folder, reaches the disk (fsync), and only then takes the real name:
+whoever is killed half way, or runs out of space, still has the old file. Folders likewise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PathLike = str | os.PathLike[str]
+
+
+class CheckpointError(ValueError):
+    """A file of a checkpoint that cannot be used; the message names it."""
+
+
+class DamagedFileError(CheckpointError):
+    """A file that is empty, cut short, or not what its name says."""
+
+
+class ForeignFileError(CheckpointError):
+    """A sound file, but not one of the kind that was asked for."""
+
+
+def resolve(path: PathLike) -> Path:
+    """Return the absolute path, with ``~`` for the home folder and links followed (a link stays one when written)."""
+    return Path(path).expanduser().resolve()
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: PathLike) -> Iterator[Path]:
+    """Give a temporary path to write to; when the block ends without an error, that file becomes `path`.
+
+    Missing folders above are made. After any error the old file is as it was, and the temporary one is gone.
+
+    Raises
+    ------
+    OSError
+        Naming `path`, when it cannot be written.
+    """
+    path = resolve(path)
+    temporary = _temporary(path)
+    with _naming(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+        except BaseException:  # Ctrl-C too must not leave half a file behind
+            _remove(temporary)
+            raise
+
+
+@contextmanager
+def replacing_folder(path: PathLike, replaced: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
+    """Give an empty temporary folder to fill; when the block ends without an error, it becomes `path`.
+
+    Parameters
+    ----------
+    path : path
+        What an older folder of that name holds besides (a README, say) is kept.
+    replaced : callable
+        Says of a name in the older folder that it is not kept, though the new folder has none of that name.
+
+    Raises
+    ------
+    OSError
+        Naming `path`, when it is a file, the current folder, or cannot be written. The older folder is as it was.
+    """
+    path = resolve(path)
+    temporary = _temporary(path)
+    with _naming(path):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(errno.EEXIST, "there is a file of that name, and a folder is needed")
+        if _is_current(path):
+            raise OSError(errno.EBUSY, "it is the current folder, which cannot be replaced; choose a folder inside")
+        try:
+            _remove(temporary)  # left by a killed process that had our number
+            temporary.mkdir(parents=True)
+            yield temporary
+            if path.exists():
+                _keep(path, temporary, replaced)
+            for entry in [*temporary.rglob("*"), temporary]:
+                if not entry.is_symlink() and (entry.is_file() or entry.is_dir()):
+                    _sync(entry)
+            _swap(temporary, path)
+            _sync(path.parent)
+        finally:
+            _remove(temporary)  # after the swap this is the older folder
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write `text` as UTF-8 with Unix line ends, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: PathLike, value: Any) -> None:
+    """Write `value` as indented JSON that a person can read, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _is_current(path: Path) -> bool:
+    """Say whether the process stands in this folder or below: it would be left standing in a deleted one."""
+    try:
+        return Path.cwd().is_relative_to(path)
+    except FileNotFoundError:  # it does so already
+        return False
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an OSError speak of the file that was to be written, not of its temporary name."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, f"cannot write {path}: {reason}") from error
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's contents, or a folder's names, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open a folder, and writes its names at once
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _keep(old: Path, new: Path, replaced: Callable[[str], bool]) -> None:
+    """Give `new` everything else that `old` holds: as second names of the same files, hence without copying."""
+
+    def ignore(folder: str, names: Iterable[str]) -> list[str]:
+        at_top = Path(folder) == old
+        return [name for name in names if at_top and (replaced(name) or (new / name).exists())]
+
+    shutil.copytree(old, new, symlinks=True, ignore=ignore, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Let `new` take the name `path`; an older folder of that name takes the name `new`."""
+    if not path.exists():
+        os.rename(new, path)
+    elif not _exchange(new, path):
+        spare = new.with_suffix(".old")
+        os.rename(path, spare)
+        try:
+            os.rename(new, path)
+        except BaseException:
+            os.rename(spare, path)
+            raise
+        os.rename(spare, new)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two names in one step, so that at no moment neither is there; False where the system cannot (Linux can)."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return renameat2(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a byte order mark is skipped.
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is no such file.
+    DamagedFileError
+        When it is not UTF-8 (naming the byte), not JSON (naming the place) or not an object.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DamagedFileError(f"{path} is not UTF-8: byte 0x{byte:02X} at offset {error.start}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DamagedFileError(f"{path} holds {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def contents(folder: Path) -> str:
+    """Say in a few words what a folder holds, for errors about what it does not hold."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return "nothing"
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
