@@ -1,0 +1,119 @@
+"""Points worth checking a layer at: weights of a trained size, masks, rotation rows, routing with a margin.
+
+A gradient check is only as good as its point. With a fresh initialisation (0.02) scores are near zero, softmax is
+flat and a wrong gradient differs from the right one by less than any tolerance; next to a tie in the routing there
+is no derivative at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.checking.probe import arrays_in
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.layer import Context, Layer
+from numpy_minimind.layers import RotaryEmbedding
+
+MARGIN = 1e-3  # between the probabilities of neighbours in the router's order, down to the first not chosen
+
+
+class Point(NamedTuple):
+    """A layer, its inputs, and what `check_layer` must be told about them."""
+
+    layer: Layer
+    inputs: tuple[Any, ...]
+    options: Mapping[str, Any] = {}
+
+
+def redraw_parameters(layer: Layer, rng: np.random.Generator) -> Any:
+    """Give every parameter float64 numbers of a trained model's size; return the layer.
+
+    Matrices are drawn from N(0, 1/fan-in), so that what goes in and what comes out have one scale; gains between
+    0.5 and 1.5, because a forgotten gain of one is invisible.
+    """
+    for _, parameter in layer.named_parameters():
+        shape = parameter.data.shape
+        parameter.data = (
+            rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(0.0, 1 / np.sqrt(shape[-1]), shape)
+        )
+        parameter.grad = None
+    return layer
+
+
+def padding_mask(B: int, T: int, side: str) -> np.ndarray:
+    """Return (B, T) bool: the first row whole, each next one with two tokens less, but never fewer than one."""
+    tokens = np.maximum(T - 2 * np.arange(B), 1)[:, None]  # (B, 1)
+    t = np.arange(T)
+    return t < tokens if side == "right" else t >= T - tokens
+
+
+def context(config: MiniMindConfig, T: int, mask: np.ndarray | None = None, start: int = 0) -> Context:
+    """Build what a block shares: rotation of the positions from `start`, causal and padding mask."""
+    assert config.head_dim is not None
+    rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings)
+    positions, causal = start + np.arange(T), np.tri(T, dtype=bool)  # (T,), (T, T)
+    if mask is None:
+        return Context(*rotary.table(positions, np.float64), causal)
+    first = mask.argmax(axis=1)[:, None, None]  # (B, 1, 1)
+    cos, sin = rotary.table(np.maximum(positions - first, 0), np.float64)  # (B, 1, T, H/2)
+    return Context(cos, sin, causal & mask[:, None, None, :], mask)
+
+
+def routed(draw: Callable[[], Point], all_used: bool = True, tokens: np.ndarray | None = None) -> Point:
+    """Draw until the routing has no near tie and teaches everybody something.
+
+    Parameters
+    ----------
+    draw : function
+        Returns a new point at each call.
+    all_used : bool
+        Ask that every expert serves a token, and that the experts' loads differ: with equal loads the auxiliary
+        loss is a multiple of sum(p) = 1, and its gradient vanishes.
+    tokens : bool array (B, T), optional
+        Tokens whose outputs count; only they make an expert used.
+    """
+    for _ in range(1000):
+        point = draw()
+        _, saved = point.layer.forward(*point.inputs)
+        found = routers(saved)
+        if routing_margin(found) > MARGIN and (not all_used or instructive(found, tokens)):
+            return point
+    raise RuntimeError("no routing with a margin found: use more tokens, or fewer experts")
+
+
+class Router(NamedTuple):
+    """What one mixture of experts decided."""
+
+    p: np.ndarray  # (M, E)
+    chosen: np.ndarray  # (M, k)
+    load: np.ndarray  # (E,)
+
+
+def routers(saved: Any) -> list[Router]:
+    """List the decision of every mixture of experts inside `saved`."""
+    arrays = dict(arrays_in(saved))
+    prefixes = [path.removesuffix("chosen") for path in arrays if path.endswith(".chosen")]
+    return [Router(*(arrays[prefix + field] for field in Router._fields)) for prefix in prefixes]
+
+
+def routing_margin(found: Sequence[Router]) -> float:
+    """Return the smallest gap between neighbours among the k + 1 largest probabilities of any token."""
+    margin = np.inf
+    for router in found:
+        best = -np.sort(-router.p, axis=-1)[:, : router.chosen.shape[-1] + 1]  # (M, k + 1), or (M, E) when k = E
+        margin = min(margin, float((best[:, :-1] - best[:, 1:]).min(initial=np.inf)))
+    return margin
+
+
+def instructive(found: Sequence[Router], tokens: np.ndarray | None) -> bool:
+    """Does every expert serve a token that counts, and do the loads differ (unless every expert is always chosen)?"""
+    for _, chosen, load in found:
+        counted = chosen if tokens is None else chosen[tokens.reshape(-1)]
+        if np.unique(counted).size < load.size:
+            return False
+        if chosen.shape[-1] < load.size and np.ptp(load) < 0.1:
+            return False
+    return True

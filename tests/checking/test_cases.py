@@ -1,0 +1,90 @@
+"""Every layer and model, in every named configuration: differences, complex step, float32."""
+
+import pytest
+
+from numpy_minimind import layers
+from numpy_minimind.checking.cases import LAYER_CASES, Case
+from numpy_minimind.checking.model_cases import ALL_MODEL_CASES, MODEL_CASES, select
+from numpy_minimind.checking.report import EXPECTED_ZERO
+
+CASES = [*LAYER_CASES, *MODEL_CASES]
+
+
+def by_id(cases):
+    return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
+
+
+@by_id(CASES)
+def test_central_differences(case: Case):
+    report = case.check(seed=0)
+    assert report.ok, str(report)
+    assert report.worst is None or report.worst.relative_error < 1e-7, str(report)
+    vanishing = {row.name for row in report.rows if row.verdict == EXPECTED_ZERO}
+    assert vanishing == set(report.expected_zero)
+
+
+@by_id(CASES)
+def test_complex_step(case: Case):
+    report = case.check_complex_step(seed=0)
+    assert report.ok, str(report)
+
+
+@by_id(CASES)
+def test_float32(case: Case):
+    report = case.check_float32(seed=0)
+    assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@by_id(ALL_MODEL_CASES)
+def test_every_model(case: Case):
+    report = case.check(seed=0)
+    assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@by_id(CASES)
+def test_other_seeds(case: Case, seed: int):
+    report = case.check(seed)
+    assert report.ok, str(report)
+
+
+def test_every_layer_has_cases():
+    covered = {case.layer.replace("_", "") for case in LAYER_CASES} | {"rotaryembedding", "crossentropyloss"}
+    assert {case.layer for case in LAYER_CASES} >= {"rope", "cross_entropy"}
+    assert {name.lower() for name in layers.__all__} - {"kvcache"} <= covered  # a cache has no gradient
+
+
+def test_ids_are_unique():
+    ids = [case.id for case in [*LAYER_CASES, *ALL_MODEL_CASES]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_case_draws_the_same_numbers_whatever_ran_before():
+    case = next(case for case in LAYER_CASES if case.id == "attention/gqa")
+    assert case.check(seed=3).to_dict() == case.check(seed=3).to_dict()
+    assert case.check(seed=3).rows[0].numeric != case.check(seed=4).rows[0].numeric
+
+
+def test_select():
+    assert {case.layer for case in select("moe")} == {"moe"}
+    assert len(select()) == len(CASES)
+    assert len(select(full=True)) > len(CASES) + 100
+    with pytest.raises(ValueError, match=r"unknown layer 'mow'.*moe"):
+        select("mow")
+
+
+def test_the_list_of_gradients_that_vanish():
+    """Each has its reason in the case, and test_central_differences asserts that it is zero, and no other."""
+    listed = {case.id: case.draw()[1].options.get("expected_zero", {}) for case in CASES}
+    assert {id: len(names) for id, names in listed.items() if names} == {
+        "softmax/one-entry": 1,
+        "attention/one-token": 4,
+        "moe/aux-alone": 12,
+        "moe/dead-router": 1,
+        "moe/idle-expert": 3,
+        "moe/one-expert": 9,
+        "cross_entropy/all-ignored": 1,
+    }
+    assert all(reason for names in listed.values() for reason in names.values())
