@@ -1,0 +1,127 @@
+"""The folder of a training run: metrics, summary, loss picture, model, and the one file to resume from."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind.checkpoint.files import write_json, write_text
+from numpy_minimind.checkpoint.pretrained import save_pretrained
+from numpy_minimind.checkpoint.resume import load_resume, save_resume
+from numpy_minimind.training.trainer import Trainer
+
+OWN = ("metrics.jsonl", "summary.json", "loss.png", "attention.png", "samples.txt", "model", "resume.safetensors")
+
+
+class RunFolder:
+    """Files of one run under one folder.
+
+    Parameters
+    ----------
+    path : path
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.picture = self.path / "loss.png"
+        self.model = self.path / "model"
+        self.resume = self.path / "resume.safetensors"
+
+    def create(self, overwrite: bool) -> None:
+        """Make the folder; with `overwrite`, remove what an earlier run left in it (and nothing else).
+
+        Raises
+        ------
+        ValueError
+            When it is in use and `overwrite` is False, or when it is a file.
+        OSError
+            When it cannot be written.
+        """
+        if self.path.is_file():
+            raise ValueError(f"{self.path} is a file: --out needs a folder")
+        if self.path.exists() and any(self.path.iterdir()):
+            if not overwrite:
+                raise ValueError(
+                    f"{self.path} is already in use: choose another folder, or --resume to continue that run, "
+                    "or --overwrite to start afresh"
+                )
+            self._clear()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.metrics.touch()  # says now, not after an hour, that the folder cannot be written
+
+    def _clear(self) -> None:
+        for name in OWN:
+            victim = self.path / name
+            if victim.is_dir():
+                shutil.rmtree(victim)
+            else:
+                victim.unlink(missing_ok=True)
+
+    # -- metrics -------------------------------------------------------------------------------------------------
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Append one object to metrics.jsonl."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the logged steps; a last line cut short by a crash is left out."""
+        lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
+        return [json.loads(line) for line in lines[:-1]]
+
+    def trim(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the logged steps for which `keep` is False."""
+        lines = [json.dumps(line) + "\n" for line in self.read_metrics() if keep(line)]
+        write_text(self.metrics, "".join(lines))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, trainer: Trainer, tokenizer: Any, extra: Mapping[str, Any]) -> None:
+        """Write the model folder and the resume file, each atomically."""
+        arrays, numbers = trainer.state_dict()
+        save_resume(self.resume, arrays, {"trainer": numbers, **extra})
+        save_pretrained(trainer.model, self.model, tokenizer=tokenizer)
+
+    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Read the resume file.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            When there is none, or it is damaged.
+        """
+        return load_resume(self.resume)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        write_json(self.summary, summary)
+
+
+def environment() -> dict[str, Any]:
+    """Say on what bit-for-bit equality depends: versions, the BLAS library and its threads, the machine."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return {
+        "numpy": np.__version__,
+        "blas": f"{blas.get('name')} {blas.get('version')}",
+        "blas_threads": blas_threads(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def blas_threads() -> int | None:
+    """Return the number of threads of NumPy's BLAS; None when threadpoolctl is not there to ask."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return None
+    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return max(counts, default=None)

@@ -1,0 +1,114 @@
+"""What a model has learned of the toy language: sentences that it writes, judged by the grammar itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.training import toy_language
+
+BATCH = 250  # sentences written side by side
+QUOTE, ECHO = "\u201c", "\u300c"  # the marks that open a quotation and its repetition
+
+
+class SampleReport(NamedTuple):
+    """Shares are of all sentences, `copied` of those with a quotation."""
+
+    sentences: int
+    grammatical: float
+    with_quotation: float
+    copied: float
+    distinct: float  # different sentences, relative to a true sample of the same size
+    mean_length: float  # characters, end mark included
+    true_mean_length: float
+
+
+def write_sentences(
+    model: MiniMindForCausalLM, tokenizer: Any, n: int, rng: np.random.Generator, temperature: float = 1.0
+) -> list[str]:
+    """Sample n sentences from an end mark, with no filter but the temperature."""
+    end = tokenizer.eos_token_id
+    return _continue(model, tokenizer, [np.array([end])] * n, rng, temperature)
+
+
+def judge(sentences: Sequence[str], rng: np.random.Generator) -> SampleReport:
+    """Compare sentences with the grammar, and with a true sample of the same size."""
+    verdicts = [toy_language.check(sentence) for sentence in sentences]
+    quoting = [verdict for verdict in verdicts if verdict.has_quotation]
+    true = toy_language.sample(rng, len(sentences))
+    return SampleReport(
+        sentences=len(sentences),
+        grammatical=float(np.mean([verdict.grammatical for verdict in verdicts])),
+        with_quotation=len(quoting) / len(sentences),
+        copied=float(np.mean([verdict.copied for verdict in quoting])) if quoting else 0.0,
+        distinct=len(set(sentences)) / len(set(true)),
+        mean_length=float(np.mean([len(sentence) + 1 for sentence in sentences])),
+        true_mean_length=toy_language.mean_length(),
+    )
+
+
+def held_out_copy_rate(model: MiniMindForCausalLM, tokenizer: Any, n: int, rng: np.random.Generator) -> float:
+    """Give the model the beginning of sentences that quote what training never had; how often is it repeated right?
+
+    The beginning ends with the opening mark of the second quotation, so nothing but the copy is left to do.
+    """
+    sentences = toy_language.sample(rng, n, held_out=True)
+    starts = [sentence[: sentence.index(ECHO) + 1] for sentence in sentences]
+    end = [tokenizer.eos_token_id]
+    prompts = [np.concatenate((end, tokenizer.encode_array(start))) for start in starts]
+    written = _continue(model, tokenizer, prompts, rng, 1.0)
+    return float(np.mean([toy_language.check(sentence).copied for sentence in written]))
+
+
+def _continue(
+    model: MiniMindForCausalLM,
+    tokenizer: Any,
+    prompts: Sequence[np.ndarray],
+    rng: np.random.Generator,
+    temperature: float,
+) -> list[str]:
+    """Sample each prompt (an end mark and the beginning of a sentence) to its end mark, in left-padded batches."""
+    sentences = []
+    for i in range(0, len(prompts), BATCH):
+        group = prompts[i : i + BATCH]
+        T = max(len(prompt) for prompt in group)
+        ids, mask = np.zeros((len(group), T), np.int64), np.zeros((len(group), T), bool)
+        for b, prompt in enumerate(group):
+            ids[b, T - len(prompt) :], mask[b, T - len(prompt) :] = prompt, True
+        output = model.generate(
+            ids,
+            max_new_tokens=2 * toy_language.MAX_LENGTH,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=tokenizer.eos_token_id,
+            rng=rng,
+            attention_mask=mask,
+        )
+        for row, padding in zip(output, T - mask.sum(axis=1)):
+            sentences.append(tokenizer.decode(row[padding + 1 :]))
+    return sentences
+
+
+def copying_head(weights: np.ndarray, sentence: str) -> tuple[int, int]:
+    """Find the head that looks most at what comes next in the first quotation while the second one is read.
+
+    Parameters
+    ----------
+    weights : array (L, N, T, T)
+        Attention of every layer and head for an end mark followed by `sentence`.
+    sentence : str
+        With a quotation, copied right.
+
+    Returns
+    -------
+    (int, int)
+        Layer and head.
+    """
+    first, second = sentence.index(QUOTE), sentence.index(ECHO)
+    length = len(sentence) - 1 - second
+    queries = second + 1 + np.arange(length)  # positions count the end mark in front
+    return divmod(int(weights[:, :, queries, queries - (second - first) + 1].mean(axis=-1).argmax()), weights.shape[1])

@@ -1,0 +1,166 @@
+"""The training loop: forward, loss, backward, clip, step; and the measure of how well it goes.
+
+One call of `Trainer.step` is one update of the weights. The trainer knows nothing of files and terminals; what it
+needs to continue exactly is `state_dict`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpy_minimind.backend import like
+from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.training.adamw import AdamW, clip_grad_norm
+from numpy_minimind.training.batches import Batch, BatchStream
+from numpy_minimind.training.schedule import cosine_lr
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is no longer a finite number, so no further step can mend the weights."""
+
+
+class StepReport(NamedTuple):
+    """One update."""
+
+    step: int  # counted from 1
+    loss: float  # ce_loss + auxiliary loss
+    ce_loss: float  # nats a token
+    lr: float
+    grad_norm: float  # before clipping
+    tokens: int  # labels seen since the first step
+    seconds: float  # of this step
+
+
+class Trainer:
+    """Train a model on a stream of batches.
+
+    Parameters
+    ----------
+    model : MiniMindForCausalLM
+    optimizer : AdamW
+        Of the model's parameters.
+    batches : BatchStream
+    steps : int
+        Length of the schedule.
+    lr : float
+        The largest learning rate; the schedule is `cosine_lr`.
+    warmup : int
+        Steps of linear rise at the beginning.
+    clip : float
+        Gradients are scaled down to this global norm.
+    accumulate : int
+        Batches whose gradients are added up for one update.
+
+    Attributes
+    ----------
+    t : int
+        Steps done.
+    tokens : int
+        Labels seen.
+    skipped_steps : int
+        Steps whose gradient was not finite: the weights were left alone.
+    """
+
+    def __init__(
+        self,
+        model: MiniMindForCausalLM,
+        optimizer: AdamW,
+        batches: BatchStream,
+        *,
+        steps: int,
+        lr: float,
+        warmup: int = 0,
+        clip: float = 1.0,
+        accumulate: int = 1,
+    ) -> None:
+        if steps < 1 or accumulate < 1:
+            raise ValueError(f"steps and accumulate must be at least 1, got {steps} and {accumulate}")
+        if not clip > 0:
+            raise ValueError(f"clip must be positive, got {clip}")
+        cosine_lr(1, steps, lr, warmup)  # says what is wrong before anything is computed
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.steps, self.lr, self.warmup, self.clip, self.accumulate = steps, lr, warmup, clip, accumulate
+        self.t = self.tokens = self.skipped_steps = 0
+
+    def step(self) -> StepReport:
+        """Do one update.
+
+        Raises
+        ------
+        TrainingDiverged
+            When the loss is not finite; the weights are then left as they were.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and dealt with below
+            return self._step(time.perf_counter())
+
+    def _step(self, began: float) -> StepReport:
+        self.model.zero_grad()
+        batches = [next(self.batches) for _ in range(self.accumulate)]
+        n = sum(batch.n_tokens for batch in batches)
+        parts = [
+            self.model.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n) for batch in batches
+        ]
+        loss, ce_loss = sum(part.loss for part in parts), sum(part.ce_loss for part in parts)
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} at step {self.t + 1}: try a smaller learning rate, or a warm-up"
+            )
+        self.t += 1
+        self.tokens += n
+        lr = cosine_lr(self.t, self.steps, self.lr, self.warmup)
+        grad_norm = clip_grad_norm(self.model.named_parameters(), self.clip)
+        if math.isfinite(grad_norm):
+            self.optimizer.step(lr=lr)
+        else:
+            self.skipped_steps += 1
+        seconds = time.perf_counter() - began
+        return StepReport(self.t, loss, ce_loss, lr, grad_norm, self.tokens, seconds)
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Return (arrays, numbers) from which a fresh trainer continues bit for bit."""
+        arrays = {f"model.{name}": data for name, data in self.model.state_dict().items()}
+        arrays.update({f"optimizer.{name}": data for name, data in self.optimizer.state_dict().items()})
+        numbers = {
+            "t": self.t,
+            "tokens": self.tokens,
+            "skipped_steps": self.skipped_steps,
+            "batches": self.batches.state_dict(),
+        }
+        return arrays, numbers
+
+    def load_state_dict(self, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.model.load_state_dict(_under("model.", arrays))
+        self.optimizer.load_state_dict(_under("optimizer.", arrays))
+        self.batches.load_state_dict(numbers["batches"])
+        self.t, self.tokens = numbers["t"], numbers["tokens"]
+        self.skipped_steps = numbers["skipped_steps"]
+
+
+def evaluate(model: MiniMindForCausalLM, batches: Sequence[Batch]) -> tuple[float, int]:
+    """Return (mean cross-entropy in nats a token, number of tokens); the auxiliary loss is no part of it.
+
+    Raises
+    ------
+    ValueError
+        When there is no label to predict.
+    """
+    total, tokens = 0.0, sum(batch.n_tokens for batch in batches)
+    if not tokens:
+        raise ValueError("there is no held-out text to evaluate on: the corpus is too short")
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is returned as it is
+        for batch in batches:
+            logits = model(batch.inputs, batch.attention_mask)
+            n = batch.n_tokens
+            loss, _ = model.cross_entropy.forward(logits, like(batch.targets, logits), n)
+            total += float(loss) * n
+    return total / tokens, tokens
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
