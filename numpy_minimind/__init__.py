@@ -1,8 +1,10 @@
 """numpy_minimind: MiniMind-3 in plain NumPy, a modern language model you can read forwards and backwards."""
 
+from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
+from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 
 __version__ = "0.1.0"
 
-__all__ = ["MiniMindConfig", "MiniMindForCausalLM"]
+__all__ = ["MiniMindConfig", "MiniMindForCausalLM", "from_pretrained", "load_tokenizer", "save_pretrained"]

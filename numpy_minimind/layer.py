@@ -144,11 +144,11 @@ class Layer:
         own = dict(self.named_parameters())
         faults = [f"missing: {name}" for name in own if name not in state] if strict else []
         faults += [f"unexpected: {name}" for name in state if name not in own] if strict else []
-        faults += [
-            f"wrong shape: {name} is {tuple(np.shape(state[name]))}, expected {parameter.shape}"
-            for name, parameter in own.items()
-            if name in state and tuple(np.shape(state[name])) != parameter.shape
-        ]
+        for name, parameter in own.items():
+            if name in state and tuple(np.shape(state[name])) != parameter.shape:
+                faults.append(f"wrong shape: {name} is {tuple(np.shape(state[name]))}, expected {parameter.shape}")
+            elif name in state and not _holds_numbers(state[name], parameter):
+                faults.append(f"wrong dtype: {name} is {state[name].dtype}, expected {parameter.data.dtype}")
         if faults:
             raise ValueError("the state dict does not fit this model:\n  " + "\n  ".join(faults))
         for name, parameter in own.items():
@@ -169,3 +169,9 @@ class Layer:
         for _, parameter in self.named_parameters():
             parameter.map(lambda a: a.astype(dtype, copy=False))
         return self
+
+
+def _holds_numbers(value: Any, parameter: Parameter) -> bool:
+    """Whether `value` can be cast to the parameter's dtype; what has no NumPy dtype says so itself when read."""
+    dtype = getattr(value, "dtype", None)
+    return not isinstance(dtype, np.dtype) or np.can_cast(dtype, parameter.data.dtype, "same_kind")

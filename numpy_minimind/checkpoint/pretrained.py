@@ -258,7 +258,8 @@ def transformers_scaling(config: MiniMindConfig) -> dict[str, Any] | None:
     """Return the scaling of rotary positions in transformers' spelling, with the same frequencies.
 
     MiniMind's own spelling is off for short models, has a factor of one unless given, and clamps the upper end of
-    the ramp at H/2 - 1 (transformers at H - 1): there a `beta_slow` is written that ends the ramp at that very pair.
+    the ramp at H/2 - 1 (transformers at H - 1): there a `beta_slow` is written that ends the ramp at that very pair, or
+    two betas that keep it out of sight.
     """
     scaling = config.rope_scaling
     if scaling is None or "rope_type" in scaling:
@@ -277,12 +278,17 @@ def transformers_scaling(config: MiniMindConfig) -> dict[str, Any] | None:
         "attention_factor": 1.0 if given is None else float(given),
         **({"truncate": scaling["truncate"]} if "truncate" in scaling else {}),
     }
-    if not _same_frequencies(config, written):
-        last = H / 2 - 1 - (0.5 if written.get("truncate", True) else 0.0)  # rounded up when truncated
-        written["beta_slow"] = original / (2 * math.pi) * config.rope_theta ** (-2 * last / H)
-    if not _same_frequencies(config, written):
-        raise ValueError(f"rope_scaling {dict(scaling)} gives frequencies that transformers cannot express")
-    return written
+
+    def beta(pair: float) -> float:
+        return original / (2 * math.pi) * config.rope_theta ** (-2 * pair / H)
+
+    rounded = 0.5 if written.get("truncate", True) else 0.0
+    at_the_end = {"beta_slow": beta(H / 2 - 1 - rounded)}  # the ramp ends at the last pair
+    nowhere = {"beta_fast": beta(H / 2 + 0.5), "beta_slow": beta(H / 2 + 0.75)}  # it begins after the last pair
+    for change in ({}, at_the_end, nowhere):
+        if _same_frequencies(config, {**written, **change}):
+            return {**written, **change}
+    raise ValueError(f"rope_scaling {dict(scaling)} gives frequencies that transformers cannot express")
 
 
 def _same_frequencies(config: MiniMindConfig, scaling: Mapping[str, Any]) -> bool:

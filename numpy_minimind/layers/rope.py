@@ -129,11 +129,11 @@ def yarn_frequencies(
         r_i = \mathrm{clamp}\!\left(\frac{i - low}{high - low}, 0, 1\right)
 
     where low and high are the pairs that turn beta_fast and beta_slow times within the original length,
-    :math:`c(\beta) = H \ln(original / 2\pi\beta) / (2 \ln\theta)`, rounded outwards (unless `truncate` is false), and
-    at least 0.001 apart.
+    :math:`c(\beta) = H \ln(original / 2\pi\beta) / (2 \ln\theta)`, rounded outwards (unless `truncate` is false).
 
     The two spellings differ: `type` (MiniMind) clamps high at H/2 - 1 and takes the attention factor as given;
-    `rope_type` (transformers) clamps at H - 1 and derives the factor, 0.1 ln(factor) + 1, when none is given.
+    `rope_type` (transformers) clamps at H - 1 and derives the factor, 0.1 ln(factor) + 1, when none is given. Neither
+    divides by zero where low = high; where low > high, MiniMind divides by 0.001, transformers by the difference.
     """
     transformers = "rope_type" in scaling
     factor = scaling["factor"]
@@ -148,7 +148,8 @@ def yarn_frequencies(
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1 if transformers else head_dim // 2 - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)  # (H/2,)
+    span = (high - low) or 0.001 if transformers else max(high - low, 0.001)
+    ramp = np.clip((np.arange(head_dim // 2) - low) / span, 0.0, 1.0)  # (H/2,)
     return frequencies * (1 - ramp) + frequencies * ramp / factor, _attention_factor(scaling, transformers)
 
 

@@ -1,0 +1,65 @@
+"""The command line: parse, run a command, print what it returns. Exit codes: 2 for bad input, 130 for Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from numpy_minimind.training.trainer import TrainingDiverged
+
+COMMANDS = ("train", "generate", "eval", "gradcheck", "params")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser; each module of `numpy_minimind.commands` adds its own arguments."""
+    parser = argparse.ArgumentParser(
+        prog="numpy-minimind", description="MiniMind-3 in plain NumPy: train, write, evaluate, check the gradients."
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = command_module(name)
+        sub = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            epilog=f"example:\n  python -m numpy_minimind {module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+    return parser
+
+
+def command_module(name: str) -> Any:
+    """Import the module of a command."""
+    return importlib.import_module(f"numpy_minimind.commands.{name}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    args = build_parser().parse_args(argv)
+    module = command_module(args.command)
+    try:
+        result = module.run(args)
+        text = json.dumps(result, ensure_ascii=False) if getattr(args, "json", False) else module.render(result)
+        if text:
+            print(text, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except TrainingDiverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `... | head`: whoever read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
+        if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return module.exit_code(result) if hasattr(module, "exit_code") else 0

@@ -1,0 +1,39 @@
+"""What several commands need: the device flag, and a model with its tokenizer from a folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from numpy_minimind.checkpoint.pretrained import from_pretrained
+from numpy_minimind.checkpoint.tokenizer import load_tokenizer
+from numpy_minimind.model import MiniMindForCausalLM
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where to compute (default: the environment variable NUMPY_MINIMIND_DEVICE, else cpu)",
+    )
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """Return the device that was asked for; one that is not there is an error when the model moves to it."""
+    device = args.device or os.environ.get("NUMPY_MINIMIND_DEVICE") or "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"NUMPY_MINIMIND_DEVICE is {device!r}: expected cpu or cuda")
+    return device
+
+
+def load_model(path: str, device: str) -> tuple[MiniMindForCausalLM, Any]:
+    """Return (model, tokenizer) of a model folder, or of the folder of a training run, whose model/ is taken."""
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+        folder = folder / "model"
+    model = from_pretrained(folder)
+    model.to(device)
+    return model, load_tokenizer(folder)

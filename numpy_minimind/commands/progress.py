@@ -1,0 +1,38 @@
+"""How a training run shows that it is going on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from numpy_minimind.training.trainer import StepReport
+
+
+class Progress:
+    """A progress bar on a terminal, a line a logged step elsewhere."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError as error:
+                raise ImportError("the progress bar needs tqdm: pip install 'numpy-minimind[train]'") from error
+            self.bar = tqdm(total=last, initial=first, unit="step", dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def update(self, report: StepReport, line: dict[str, Any] | None) -> None:
+        """Show one step; `line` is what was logged of it, if anything."""
+        speed = report.tokens / report.step / report.seconds
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {report.ce_loss:.3f}, {speed:,.0f} tokens/s")
+            self.bar.update()
+        elif line is not None:
+            held = f"  held out {line['val_loss']:.4f}" if "val_loss" in line else ""
+            print(f"step {report.step:>6}  loss {report.ce_loss:.4f}  {speed:>8,.0f} tokens/s{held}", flush=True)

@@ -1,0 +1,286 @@
+"""Train a model on the toy language, on Python's documentation, or on a text of yours.
+
+Everything goes into the folder --out: metrics.jsonl, summary.json, loss.png, model/ (for generate, eval and
+from_pretrained), and one file to --resume from, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind import plotting
+from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.commands.common import add_device
+from numpy_minimind.commands.progress import Progress
+from numpy_minimind.commands.train_settings import DEFAULTS, build, fresh_settings, resumed_settings
+from numpy_minimind.config import PRESETS
+from numpy_minimind.training import toy_language, toy_report
+from numpy_minimind.training.corpora import Corpus
+from numpy_minimind.training.interrupt import StopRequest
+from numpy_minimind.training.run_folder import RunFolder, environment
+from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
+
+HELP = "train a model"
+EXAMPLE = "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"
+
+QUICK_LOOK = 8  # held-out batches of an evaluation on the way; the last one takes all
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train`. Defaults are filled in later, so that --resume knows what was really given."""
+
+    def add(flag: str, kind: Any, text: str, **more: Any) -> None:
+        default = DEFAULTS[flag.strip("-").replace("-", "_")]
+        note = "" if default in (None, []) else f" (default {default})"
+        parser.add_argument(flag, type=kind, help=text + note, **more)
+
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the run")
+    add("--corpus", str, "what to train on", metavar="toy|pydoc|FILE")
+    add("--tokenizer", str, "char, or a folder with a tokenizer.json", metavar="char|FOLDER")
+    add("--preset", str, f"size of the model: {', '.join(PRESETS)}")
+    add("--set", str, "override a field of the preset; may be repeated", metavar="FIELD=VALUE", action="append")
+    add("--steps", int, "length of the schedule")
+    parser.add_argument("--stop-after", type=int, metavar="N", help="save and end after step N of the schedule")
+    add("--batch-size", int, "rows of a batch")
+    add("--seq-len", int, "tokens of a row")
+    add("--accumulate", int, "batches to one update")
+    add("--lr", float, "largest learning rate")
+    add("--warmup", int, "steps of linear rise")
+    add("--weight-decay", float, "of matrices, not of gains")
+    add("--clip", float, "largest global norm of the gradient")
+    add("--seed", int, "of weights and batches")
+    add("--threads", int, "threads of the BLAS library (default: its own choice)")
+    add("--log-every", int, "steps from one logged step to the next")
+    add("--eval-every", int, "steps from one look at held-out text to the next")
+    add("--save-every", int, "steps from one checkpoint to the next")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, with its own settings")
+    parser.add_argument("--overwrite", action="store_true", help="start afresh in a folder that is in use")
+    add_device(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Train."""
+    folder = RunFolder(args.out)
+    if args.resume and args.overwrite:
+        raise ValueError("--resume continues a run and --overwrite deletes it: give one of them")
+    arrays, stored = folder.load() if args.resume else ({}, {})
+    settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args)
+    keep_freed_memory()
+    with threads(settings["threads"]):
+        corpus, trainer = build(settings)
+        if args.resume:
+            _check_same_text(corpus, stored)
+            _warn_of_changes(stored["environment"])
+            trainer.load_state_dict(arrays, stored["trainer"])
+        else:
+            folder.create(args.overwrite)
+        return _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0)).go(args.stop_after)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Say where everything is."""
+    return "\n".join(result["report"])
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """Return 128 + the number of the signal that ended the run, else 0."""
+    return 128 + result["signal"] if result["signal"] else 0
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Give the BLAS library `count` threads; None leaves it its own choice."""
+    if count is None:
+        yield
+        return
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}")
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise ImportError("--threads needs threadpoolctl: pip install 'numpy-minimind[train]'") from error
+    with threadpool_limits(count, "blas"):
+        yield
+
+
+def _check_same_text(corpus: Corpus, stored: dict[str, Any]) -> None:
+    if corpus.fingerprint != stored["fingerprint"]:
+        raise ValueError(
+            f"the corpus {corpus.name} is no longer the text that this run was begun with: "
+            "the run cannot continue exactly (start a new one)"
+        )
+
+
+def _warn_of_changes(then: dict[str, Any]) -> None:
+    now = environment()
+    for name, value in then.items():
+        if now.get(name) != value:
+            _say(
+                f"warning: {name} was {value} and is {now.get(name)}: the result may differ in the last bits",
+                sys.stderr,
+            )
+
+
+def _say(text: str, file: Any = None) -> None:
+    print(text, file=file or sys.stdout, flush=True)
+
+
+class _Run:
+    """One sitting of a run: the loop, and what it logs, saves and shows."""
+
+    def __init__(
+        self, folder: RunFolder, settings: dict[str, Any], corpus: Corpus, trainer: Trainer, seconds: float
+    ) -> None:
+        self.folder, self.settings, self.corpus, self.trainer = folder, settings, corpus, trainer
+        self.seconds = seconds  # of earlier sittings
+        self.began = time.perf_counter()
+        self.held_out = corpus.held_out(settings["batch_size"], settings["seq_len"])
+        self.val_loss: float | None = None
+        self.saved = trainer.t  # step of the last checkpoint
+
+    def go(self, stop_after: int | None) -> dict[str, Any]:
+        """Train to the end, or to `stop_after`, or to a signal."""
+        trainer, steps = self.trainer, self.settings["steps"]
+        first, last = trainer.t, steps if stop_after is None else min(stop_after, steps)
+        self.folder.trim(lambda line: line["step"] <= first and self.is_logged(line["step"]))
+        self.introduce(first)
+        if first == 0:
+            self.save()
+        try:
+            with StopRequest() as stop, Progress(first, last) as progress:
+                while trainer.t < last and stop.signal is None:
+                    report = trainer.step()
+                    ends = trainer.t == last or stop.signal is not None
+                    self.record(report, ends, progress)
+                    if ends or trainer.t % self.settings["save_every"] == 0:
+                        self.save()
+        except TrainingDiverged as error:
+            where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
+            raise TrainingDiverged(f"{error}; {where}") from None
+        return {"signal": stop.signal, "report": self.finish(stop.signal)}
+
+    def introduce(self, first: int) -> None:
+        """Say what is about to happen."""
+        model, corpus = self.trainer.model, self.corpus
+        _say(
+            f"{self.settings['preset']} model, {model.num_parameters():,} parameters, vocabulary "
+            f"{model.config.vocab_size}; corpus {corpus.name}; steps {first + 1} to {self.settings['steps']}"
+        )
+        if not self.held_out:
+            _say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
+
+    def is_logged(self, step: int) -> bool:
+        """Whether an uninterrupted run logs this step."""
+        s = self.settings
+        return step in (1, s["steps"]) or step % s["log_every"] == 0 or step % s["eval_every"] == 0
+
+    def record(self, report: StepReport, ends: bool, progress: Progress) -> None:
+        """Log the step and look at held-out text, if it is time or the sitting ends."""
+        line = self.line_of(report) if ends or self.is_logged(report.step) else None
+        planned = report.step == self.settings["steps"] or report.step % self.settings["eval_every"] == 0
+        if self.held_out and (ends or planned):
+            whole = report.step == self.settings["steps"]
+            self.val_loss, _ = evaluate(self.trainer.model, self.held_out if whole else self.held_out[:QUICK_LOOK])
+            if line is not None and planned:
+                line["val_loss"] = self.val_loss
+        if line is not None:
+            self.folder.log(line)
+        progress.update(report, line)
+
+    def line_of(self, report: StepReport) -> dict[str, Any]:
+        """Return what metrics.jsonl says of a step."""
+        average = report.tokens / report.step  # labels of a step
+        line = {**report._asdict(), "tokens_per_s": average / report.seconds}
+        del line["seconds"]
+        return line
+
+    def save(self) -> None:
+        """Write model and resume file, unless the weights have gone bad since the last step."""
+        probe = self.held_out[:1] or [
+            self.corpus.draw(np.random.default_rng(0), self.settings["batch_size"], self.settings["seq_len"])
+        ]
+        loss, _ = evaluate(self.trainer.model, probe)
+        if not np.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} after step {self.trainer.t}: try a smaller learning rate, or a warm-up"
+            )
+        extra = {
+            "settings": self.settings,
+            "environment": environment(),
+            "fingerprint": self.corpus.fingerprint,
+            "seconds": self.elapsed(),
+        }
+        self.folder.save(self.trainer, self.corpus.tokenizer, extra)
+        self.saved = self.trainer.t
+
+    def elapsed(self) -> float:
+        """Seconds of training, earlier sittings included."""
+        return self.seconds + time.perf_counter() - self.began
+
+    def finish(self, signal: int | None) -> list[str]:
+        """Write summary and picture; return what to tell the user."""
+        trainer, corpus, seconds = self.trainer, self.corpus, self.elapsed()
+        self.folder.write_summary(
+            {
+                "params": trainer.model.num_parameters(),
+                "corpus": corpus.name,
+                "steps": trainer.t,
+                "val_loss": self.val_loss,
+                "entropy_floor": corpus.entropy_floor,
+                "oracle_loss": corpus.oracle_loss,
+                "seconds": round(seconds, 3),
+                "tokens_per_s": trainer.tokens / seconds,
+                "skipped_steps": trainer.skipped_steps,
+            }
+        )
+        report = []
+        if trainer.t < self.settings["steps"]:
+            why = "stopped" if signal is None else f"stopped by signal {signal}"
+            report.append(f"{why} after step {trainer.t} of {self.settings['steps']}; go on with --resume")
+        if self.val_loss is not None:
+            oracle = corpus.oracle_loss
+            against = "" if oracle is None else f" ({self.val_loss / oracle:.3f} times the oracle's {oracle:.4f})"
+            report.append(f"held-out loss {self.val_loss:.4f} nats a token{against}")
+        if trainer.skipped_steps:
+            report.append(f"{trainer.skipped_steps} steps skipped: their gradient was not finite")
+        report += self.draw_picture()
+        if signal is None and trainer.t == self.settings["steps"]:
+            report += self.samples()
+        return [*report, f"{seconds:.0f} s in all; everything is in {self.folder.path}"]
+
+    def draw_picture(self) -> list[str]:
+        """Draw the loss curve; a missing plot library is no reason to lose a run."""
+        corpus, metrics = self.corpus, self.folder.read_metrics()
+        try:
+            plotting.loss_curve(
+                self.folder.picture,
+                metrics,
+                title=f"{corpus.name} corpus, {self.settings['preset']} model",
+                entropy_floor=corpus.entropy_floor,
+                oracle_loss=corpus.oracle_loss,
+            )
+        except ImportError as error:
+            return [f"no picture: {error}"]
+        return []
+
+    def samples(self) -> list[str]:
+        """Let the model write a little."""
+        model, tokenizer, rng = self.trainer.model, self.corpus.tokenizer, np.random.default_rng(0)
+        if self.corpus.name == "toy":
+            sentences = toy_report.write_sentences(model, tokenizer, 5, rng)
+            return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
+        start = np.array([[int(self.trainer.batches.draw(rng).inputs[0, 0])]])
+        ids = model.generate(start, max_new_tokens=200, eos_token_id=None, rng=rng)
+        return ["it writes:", "  " + tokenizer.decode([int(i) for i in ids[0]]).replace("\n", "\n  ")]
+
+
+def _mark(sentence: str) -> str:
+    verdict = toy_language.check(sentence)
+    return "\u2713" if verdict.grammatical and (verdict.copied or not verdict.has_quotation) else "\u2717"

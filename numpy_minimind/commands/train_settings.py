@@ -1,0 +1,124 @@
+"""The settings of a training run, from flags or from an earlier sitting, and what is built from them."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind.checkpoint.tokenizer import load_tokenizer
+from numpy_minimind.commands.common import device_of
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.training.adamw import AdamW
+from numpy_minimind.training.batches import BatchStream
+from numpy_minimind.training.corpora import Corpus, load_corpus
+from numpy_minimind.training.trainer import Trainer
+
+DEFAULTS: dict[str, Any] = {
+    "corpus": "toy",
+    "tokenizer": "char",
+    "preset": "toy",
+    "set": [],
+    "steps": 600,
+    "batch_size": 16,
+    "seq_len": 128,
+    "accumulate": 1,
+    "lr": 3e-3,
+    "warmup": 20,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "seed": 0,
+    "threads": None,
+    "device": None,
+    "log_every": 10,
+    "eval_every": 100,
+    "save_every": 500,
+}
+
+
+def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Fill in the defaults and refuse what cannot work, before anything is computed."""
+    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+    settings = {**DEFAULTS, **given, "device": device_of(args)}
+    if args.steps is not None and args.warmup is None:
+        settings["warmup"] = min(DEFAULTS["warmup"], settings["steps"] // 10)
+    for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
+        if settings[name] < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
+    if settings["seed"] < 0:
+        raise ValueError(f"--seed must not be negative, got {settings['seed']}")
+    if args.stop_after is not None and args.stop_after < 1:
+        raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
+    return settings
+
+
+def resumed_settings(args: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+    """Take every setting from the run; refuse a flag that says something else."""
+    differing = [
+        f"--{name.replace('_', '-')} {getattr(args, name)} (the run has {stored[name]})"
+        for name in DEFAULTS
+        if getattr(args, name) is not None and getattr(args, name) != stored[name]
+    ]
+    if differing:
+        raise ValueError(f"--resume continues the run as it was begun; leave out {', '.join(differing)}")
+    return stored
+
+
+def build(settings: dict[str, Any]) -> tuple[Corpus, Trainer]:
+    """Make corpus, model, optimizer and trainer from the settings."""
+    corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
+    tokenizer = corpus.tokenizer
+    overrides = {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        **dict(_field(text) for text in settings["set"]),
+    }
+    config = MiniMindConfig.preset(settings["preset"], **overrides)
+    if config.vocab_size < tokenizer.vocab_size:
+        raise ValueError(f"vocab_size {config.vocab_size} is less than the tokenizer's {tokenizer.vocab_size}")
+    if settings["seq_len"] > config.max_position_embeddings:
+        raise ValueError(
+            f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
+        )
+    seed = settings["seed"]
+    model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
+    model.to(settings["device"])
+    stream = BatchStream(
+        lambda rng: corpus.draw(rng, settings["batch_size"], settings["seq_len"]), np.random.default_rng([seed, 1])
+    )
+    corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short
+    optimizer = AdamW(model.named_parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"])
+    trainer = Trainer(
+        model,
+        optimizer,
+        stream,
+        steps=settings["steps"],
+        lr=settings["lr"],
+        warmup=settings["warmup"],
+        clip=settings["clip"],
+        accumulate=settings["accumulate"],
+    )
+    return corpus, trainer
+
+
+def _tokenizer(name: str) -> Any:
+    if name == "char":
+        return None  # made from the text
+    if name.startswith("bpe:"):
+        raise ValueError(f"--tokenizer {name}: training a BPE tokenizer is not supported yet; use char or a folder")
+    return load_tokenizer(name)
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set needs FIELD=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+    except (ValueError, SyntaxError):
+        return name, value

@@ -1,0 +1,178 @@
+"""generate, eval, gradcheck and params as a user runs them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import numpy_minimind as nm
+from numpy_minimind.cli import main
+from numpy_minimind.commands import generate as generate_command
+from numpy_minimind.layers import RMSNorm
+from tests.commands.conftest import SMALL, run
+
+
+def as_json(capsys, *arguments, code=0):
+    assert main([*arguments, "--json"]) == code
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    return json.loads(printed)
+
+
+# -- generate --------------------------------------------------------------------------------------------------------
+
+
+def test_generate_prints_prompt_and_continuation(trained):
+    out, _ = run("generate", trained, "--prompt", "line 7: the 狐狸", "--max-new-tokens", 20, "--seed", 3)
+    assert out.startswith("line 7: the 狐狸") and "20 tokens" in out.splitlines()[-1]
+    again, _ = run("generate", trained / "model", "--prompt", "line 7: the 狐狸", "--max-new-tokens", 20, "--seed", 3)
+    assert again.rsplit("[", 1)[0] == out.rsplit("[", 1)[0]
+
+
+def test_generate_as_json_is_what_model_generate_gives(trained, capsys):
+    flags = ["--prompt", "the ", "--temperature", "0", "--max-new-tokens", "9"]
+    result = as_json(capsys, "generate", str(trained), *flags)
+    assert set(result) == {"prompt", "text", "ids", "tokens_per_s"}
+    model, tokenizer = nm.from_pretrained(trained / "model"), nm.load_tokenizer(trained / "model")
+    ids = model.generate(np.array([tokenizer.encode("the ")]), max_new_tokens=9, temperature=0)
+    assert result["ids"] == ids[0, 4:].tolist() and result["text"] == tokenizer.decode(result["ids"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "1.5"], "top_p"),
+        (["--top-k", "-1"], "top_k"),
+        (["--repetition-penalty", "0"], "repetition_penalty"),
+        (["--max-new-tokens", "-1"], "max_new_tokens"),
+        (["--max-new-tokens", "40000"], "max_position_embeddings"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--seed", "-3"], "seed"),
+    ],
+)
+def test_generate_refuses_bad_settings(trained, capsys, flags, message):
+    assert main(["generate", str(trained), "--prompt", "the", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_generate_refuses_what_is_no_model(tmp_path, capsys):
+    assert main(["generate", str(tmp_path / "none"), "--prompt", "x"]) == 2
+    assert "none" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_streamed_character_is_never_shown_in_half(capsys):
+    class Bytes:
+        def decode(self, ids):
+            return bytes(ids).decode("utf-8", errors="replace")
+
+    stream = generate_command.Stream(Bytes(), "", silent=False)
+    for byte in "a犇b".encode()[:-1]:
+        stream.write(np.array([byte]))
+        assert "\ufffd" not in capsys.readouterr().out
+    for byte in b"b\xe6":
+        stream.write(np.array([byte]))
+    assert "\ufffd" not in capsys.readouterr().out
+    stream.end()
+    assert capsys.readouterr().out == "\ufffd\n"
+
+
+# -- eval ------------------------------------------------------------------------------------------------------------
+
+
+def test_eval_gives_the_held_out_loss_that_training_reported(trained, toy_text, capsys):
+    summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
+    flags = ["eval", str(trained), "--corpus", str(toy_text), "--seq-len", "48"]
+    result = as_json(capsys, *flags, "--split", "heldout")
+    assert result["loss"] == pytest.approx(summary["val_loss"], rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2))
+    whole = as_json(capsys, *flags)  # all of a file by default
+    assert whole["tokens"] == len(toy_text.read_text(encoding="utf-8")) - 2  # two parts, the first id of each unseen
+
+
+def test_eval_of_the_toy_language(tmp_path, capsys):
+    run("train", *SMALL, "--steps", 2, "--out", tmp_path / "run")
+    capsys.readouterr()
+    result = as_json(capsys, "eval", str(tmp_path / "run"), "--corpus", "toy", "--seq-len", "48")
+    summary = json.loads((tmp_path / "run/summary.json").read_text(encoding="utf-8"))
+    assert result["loss"] == pytest.approx(summary["val_loss"], rel=1e-4)
+    assert main(["eval", str(tmp_path / "run"), "--corpus", "toy", "--split", "all"]) == 2
+    assert main(["eval", str(tmp_path / "run"), "--corpus", "toy", "--batch-size", "0"]) == 2
+
+
+def test_eval_refuses_a_model_of_another_vocabulary(trained, capsys):
+    assert main(["eval", str(trained), "--corpus", "toy"]) == 2
+    assert "trained on something else" in capsys.readouterr().err
+
+
+# -- gradcheck -------------------------------------------------------------------------------------------------------
+
+
+def test_gradcheck_of_one_layer(capsys):
+    assert main(["gradcheck", "--layer", "rmsnorm"]) == 0
+    out = capsys.readouterr().out
+    assert "rmsnorm/" in out and "all gradients are right" in out
+    result = as_json(capsys, "gradcheck", "--layer", "rmsnorm", "--seed", "5")
+    assert result["failed"] == 0 and 0 < result["worst"] < 1e-6
+    assert {row["name"] for row in result["checks"][0]["rows"]} == {"x", "weight"}
+
+
+def test_gradcheck_exits_with_1_when_a_gradient_is_wrong(capsys, monkeypatch):
+    right = RMSNorm.backward
+
+    def no_cross_term(self, dy, saved):
+        right(self, dy, saved)
+        return saved.r * dy * self.weight.data
+
+    monkeypatch.setattr(RMSNorm, "backward", no_cross_term)
+    result = as_json(capsys, "gradcheck", "--layer", "rmsnorm", code=1)
+    assert result["failed"] > 0
+    assert main(["gradcheck", "--layer", "rmsnorm"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED" in out and "WRONG" in out
+
+
+def test_gradcheck_names_the_layers_it_knows(capsys):
+    assert main(["gradcheck", "--layer", "convolution"]) == 2
+    assert "swiglu" in capsys.readouterr().err
+
+
+# -- params ----------------------------------------------------------------------------------------------------------
+
+
+def test_params_of_the_presets(capsys):
+    result = as_json(capsys, "params", "minimind3-moe", "--batch", "2", "--tokens", "64")
+    assert result["total"] == 198_416_640 and result["active"] == 63_936_768
+    assert sum(result["by_module"].values()) == result["total"]
+    assert main(["params", "minimind3"]) == 0
+    assert "63,912,192" in capsys.readouterr().out
+
+
+def test_params_of_a_folder_and_of_nothing(trained, capsys):
+    summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
+    assert as_json(capsys, "params", str(trained))["total"] == summary["params"]
+    assert main(["params", "huge"]) == 2
+    assert "minimind3-moe" in capsys.readouterr().err
+    assert main(["params", "toy", "--batch", "0"]) == 2
+
+
+# -- all -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "eval", "gradcheck", "params"])
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    assert f"python -m numpy_minimind {command} " in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_code_2(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["fly"])
+    assert exit_.value.code == 2

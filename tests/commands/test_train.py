@@ -1,0 +1,231 @@
+"""The train command as a user runs it: processes of its own, real folders."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+import numpy_minimind as nm
+from numpy_minimind.checkpoint.resume import load_resume
+from numpy_minimind.commands import train
+from numpy_minimind.training import run_folder
+from tests.commands.conftest import SMALL, interrupt_after, run
+
+TIMED = ("tokens_per_s",)
+
+
+def metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMED} for line in lines]
+
+
+def assert_same_run(a, b):
+    """Bit for bit: weights, moments, counters, generator state, metrics."""
+    arrays_a, state_a = load_resume(a / "resume.safetensors")
+    arrays_b, state_b = load_resume(b / "resume.safetensors")
+    assert arrays_a.keys() == arrays_b.keys()
+    for name, array in arrays_a.items():
+        assert array.dtype == arrays_b[name].dtype
+        np.testing.assert_array_equal(array, arrays_b[name], err_msg=name)
+    assert state_a["trainer"] == state_b["trainer"]
+    assert metrics(a) == metrics(b)
+
+
+def test_a_run_leaves_all_its_files(trained):
+    assert {path.name for path in trained.iterdir()} == {
+        "metrics.jsonl",
+        "summary.json",
+        "loss.png",
+        "model",
+        "resume.safetensors",
+    }
+    lines = metrics(trained)
+    assert [line["step"] for line in lines] == [1, 2, 4, 5, 6, 8, 10]
+    assert [line["step"] for line in lines if "val_loss" in line] == [5, 10]
+    assert set(lines[0]) == {"step", "loss", "ce_loss", "lr", "grad_norm", "tokens"}
+    summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
+    assert set(summary) == {
+        "params", "corpus", "steps", "val_loss", "entropy_floor", "oracle_loss", "seconds", "tokens_per_s",
+        "skipped_steps",
+    }  # fmt: skip
+    assert summary["steps"] == 10 and summary["entropy_floor"] is None and summary["skipped_steps"] == 0
+    assert summary["val_loss"] == lines[-1]["val_loss"]
+    model = nm.from_pretrained(trained / "model")
+    assert model.num_parameters() == summary["params"]
+    assert nm.load_tokenizer(trained / "model").vocab_size == model.config.vocab_size
+    assert (trained / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_resuming_in_a_fresh_process_is_bit_for_bit_the_same(tmp_path, toy_text, accumulate):
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10, "--accumulate", accumulate]
+    run(*flags, "--out", tmp_path / "whole")
+    out, _ = run(*flags, "--out", tmp_path / "parts", "--stop-after", 5)
+    assert "stopped after step 5 of 10" in out
+    assert json.loads((tmp_path / "parts/summary.json").read_text(encoding="utf-8"))["steps"] == 5
+    run("train", "--resume", "--out", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_same_for_the_toy_language_with_experts(tmp_path):
+    flags = ["train", *SMALL, "--set", "use_moe=true", "--steps", 6]
+    run(*flags, "--out", tmp_path / "whole")
+    run(*flags, "--out", tmp_path / "parts", "--stop-after", 3)
+    run("train", "--resume", "--out", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    summary = json.loads((tmp_path / "whole/summary.json").read_text(encoding="utf-8"))
+    assert summary["entropy_floor"] > 0 and summary["oracle_loss"] > 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, trained, number, code):
+    out = tmp_path / "cut"
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 2000, "--out", out]
+    exit_code, printed, errors = interrupt_after(6, *flags, number=number)
+    assert exit_code == code, errors
+    step = load_resume(out / "resume.safetensors")[1]["trainer"]["t"]
+    assert 1 <= step < 2000 and metrics(out)[-1]["step"] == step
+    assert f"stopped by signal {int(number)} after step {step} of 2000" in printed
+    whole = tmp_path / "whole"
+    run(*flags[:-1], whole, "--stop-after", step + 3)
+    run("train", "--resume", "--out", out, "--stop-after", step + 3)
+    assert_same_run(whole, out)
+
+
+def test_metrics_past_the_checkpoint_are_dropped_on_resume(tmp_path, toy_text):
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10]
+    run(*flags, "--out", tmp_path / "whole")
+    run(*flags, "--out", tmp_path / "parts", "--stop-after", 4)
+    with open(tmp_path / "parts/metrics.jsonl", "a", encoding="utf-8") as file:  # a crash after the checkpoint
+        file.write('{"step": 6, "loss": 99.0}\n{"step": 8, "lo')
+    run("train", "--resume", "--out", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path, toy_text, trained):
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10]
+    run(*flags, "--out", tmp_path / "again")
+    run(*flags, "--seed", 1, "--out", tmp_path / "other")
+    assert_same_run(trained, tmp_path / "again")
+    assert metrics(tmp_path / "other") != metrics(trained)
+
+
+def test_resume_refuses_a_flag_that_differs_and_takes_one_that_does_not(tmp_path, toy_text):
+    out = tmp_path / "run"
+    run("train", "--corpus", toy_text, *SMALL, "--steps", 6, "--stop-after", 2, "--out", out)
+    _, errors = run("train", "--resume", "--out", out, "--lr", 1e-4, "--seed", 3, code=2)
+    assert "--lr 0.0001 (the run has 0.003)" in errors and "--seed 3 (the run has 0)" in errors
+    run("train", "--resume", "--out", out, "--batch-size", 2)
+
+
+def test_resume_refuses_another_text_and_warns_of_another_environment(tmp_path, monkeypatch, capsys):
+    text, out = tmp_path / "t.txt", tmp_path / "run"
+    text.write_text("abcdefghij" * 100, encoding="utf-8")
+    run("train", "--corpus", text, *SMALL, "--steps", 4, "--stop-after", 2, "--out", out)
+    text.write_text("abcdefghij" * 99 + "x", encoding="utf-8")
+    _, errors = run("train", "--resume", "--out", out, code=2)
+    assert "no longer the text" in errors
+    monkeypatch.setattr(train, "environment", lambda: {**run_folder.environment(), "numpy": "0.1"})
+    train._warn_of_changes(run_folder.environment())
+    assert "warning: numpy was" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path, toy_text):
+    out = tmp_path / "run"
+    run("train", "--corpus", toy_text, *SMALL, "--steps", 4, "--stop-after", 2, "--out", out)
+    path = out / "resume.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    _, errors = run("train", "--resume", "--out", out, code=2)
+    assert "resume.safetensors" in errors
+    path.unlink()
+    _, errors = run("train", "--resume", "--out", out, code=2)
+    assert "resume.safetensors" in errors
+    assert [line["step"] for line in metrics(out)] == [1, 2]
+
+
+def test_a_folder_in_use_is_refused_and_overwrite_clears_only_our_files(tmp_path, toy_text):
+    out = tmp_path / "run"
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 2, "--out", out]
+    run(*flags)
+    (out / "notes.txt").write_text("mine", encoding="utf-8")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    _, errors = run(*flags, code=2)
+    assert "already in use" in errors
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    run(*flags, "--overwrite", "--seed", 4)
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
+    assert load_resume(out / "resume.safetensors")[1]["settings"]["seed"] == 4
+
+
+def test_a_loss_that_became_nan_ends_with_code_1_and_keeps_the_last_good_checkpoint(tmp_path, toy_text):
+    out = tmp_path / "run"
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 8, "--lr", "1e39", "--warmup", 0]
+    _, errors = run(*flags, "--save-every", 1, "--out", out, code=1)
+    assert "the loss became nan after step 1" in errors and "the last good checkpoint, of step 0" in errors
+    model = nm.from_pretrained(out / "model")
+    assert all(np.isfinite(data).all() for data in model.state_dict().values())
+    assert np.isfinite(model(np.array([[1, 2, 3]]))).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--preset", "huge"], "tiny, toy, toy-moe, minimind3, minimind3-moe"),
+        (["--lr", "0"], "positive"),
+        (["--lr", "nan"], "positive"),
+        (["--lr", "-1"], "positive"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--warmup", "10", "--steps", "10"], "warmup"),
+        (["--set", "head_dim=7"], "even"),
+        (["--set", "num_key_value_heads=3"], "not divisible"),
+        (["--set", "speed=3"], "unknown config field speed"),
+        (["--set", "head_dim"], "FIELD=VALUE"),
+        (["--corpus", "no/such/file.txt"], "no/such/file.txt"),
+        (["--corpus", "sft:x.jsonl"], "JSONL"),
+        (["--tokenizer", "bpe:300"], "BPE"),
+        (["--tokenizer", "no/such/folder"], "no/such/folder"),
+        (["--seq-len", "40", "--set", "max_position_embeddings=30"], "max_position_embeddings"),
+        (["--seq-len", "30000"], "needs at least 30001 tokens"),
+        (["--threads", "0"], "--threads"),
+        (["--seed", "-1"], "--seed"),
+        (["--stop-after", "0"], "--stop-after"),
+        (["--clip", "0"], "clip"),
+        (["--resume", "--overwrite"], "one of them"),
+    ],
+)
+def test_bad_input_ends_with_code_2_before_anything_is_written(tmp_path, toy_text, flags, message, capsys):
+    from numpy_minimind.cli import main
+
+    code = main(["train", "--corpus", str(toy_text), *SMALL, "--out", str(tmp_path / "run"), *flags])
+    printed = capsys.readouterr()
+    assert code == 2 and message in printed.err and printed.err.count("\n") == 1 and "Traceback" not in printed.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_an_error(tmp_path, toy_text, monkeypatch, capsys):
+    from numpy_minimind import backend
+    from numpy_minimind.cli import main
+
+    def absent():
+        raise RuntimeError("device 'cuda' was asked for, but CuPy is not installed")
+
+    monkeypatch.setattr(backend, "_cupy", absent)
+    flags = ["train", "--corpus", str(toy_text), *SMALL, "--out", str(tmp_path / "run")]
+    assert main([*flags, "--device", "cuda"]) == 2
+    monkeypatch.setenv("NUMPY_MINIMIND_DEVICE", "cuda")
+    assert main(flags) == 2
+    assert capsys.readouterr().err.count("CuPy is not installed") == 2
+    monkeypatch.setenv("NUMPY_MINIMIND_DEVICE", "tpu")
+    assert main(flags) == 2
+    assert "NUMPY_MINIMIND_DEVICE is 'tpu'" in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_written_is_an_error(tmp_path, toy_text, capsys):
+    from numpy_minimind.cli import main
+
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        assert main(["train", "--corpus", str(toy_text), *SMALL, "--steps", "2", "--out", str(out)]) == 2
+        assert "file" in capsys.readouterr().err
