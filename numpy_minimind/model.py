@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -241,9 +242,8 @@ class MiniMindForCausalLM(Layer):
         TypeError, ValueError
             For ids, labels or a mask of the wrong dtype, shape or range.
         """
-        return self.loss_and_grad_shifted(
-            input_ids, self._shift(labels, np.shape(input_ids)), attention_mask, num_items_in_batch
-        )
+        ids, _ = self._check_inputs(input_ids, attention_mask)
+        return self.loss_and_grad_shifted(ids, self._shift(labels, ids.shape), attention_mask, num_items_in_batch)
 
     def loss_and_grad_shifted(
         self, input_ids: Any, targets: Any, attention_mask: Any = None, num_items_in_batch: int | None = None
@@ -253,9 +253,11 @@ class MiniMindForCausalLM(Layer):
         targets = to_numpy(targets)
         check_targets(targets, ids.shape, self.config.vocab_size, self.cross_entropy.ignore_index)
         n_here = int((targets != self.cross_entropy.ignore_index).sum())
-        n = n_here if num_items_in_batch is None else int(num_items_in_batch)
+        n = n_here if num_items_in_batch is None else operator.index(num_items_in_batch)
         if n < n_here:
             raise ValueError(f"num_items_in_batch is {n}, but this batch alone has {n_here} counted labels")
+        if self.config.dropout:
+            raise ValueError(f"dropout {self.config.dropout} is not implemented in training: set it to 0")
         share = n_here / max(n, 1)
 
         (hidden, aux_loss), model_saved = self.model.forward(ids, mask)
@@ -287,6 +289,8 @@ class MiniMindForCausalLM(Layer):
             0 keeps all.
         """
         ids, mask = self._check_inputs(input_ids, attention_mask, cache)
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep must not be negative (0 keeps all), got {logits_to_keep}")
         return self.lm_head(self.model(ids, mask, cache, logits_to_keep))
 
     def new_cache(self, batch_size: int, max_tokens: int) -> KVCache:
@@ -341,7 +345,7 @@ class MiniMindForCausalLM(Layer):
         """As `Layer.load_state_dict`; a tied model also accepts an equal ``lm_head.weight`` and refuses another."""
         name, table = "lm_head.weight", "model.embed_tokens.weight"
         if self.config.tie_word_embeddings and name in state:
-            if table in state and not np.array_equal(to_numpy(state[name]), to_numpy(state[table])):
+            if table in state and not np.array_equal(to_numpy(state[name]), to_numpy(state[table]), equal_nan=True):
                 raise ValueError(
                     f"{name} differs from {table}, but the config ties them (tie_word_embeddings): "
                     "load into an untied model, or drop one of them"
@@ -356,7 +360,7 @@ class MiniMindForCausalLM(Layer):
         self, input_ids: Any, attention_mask: Any, cache: KVCache | None = None
     ) -> tuple[Any, np.ndarray | None]:
         """Return (ids on the model's device, host mask (B, S) or None if nothing is padding), or say what is wrong."""
-        ids = np.asarray(input_ids) if isinstance(input_ids, (list, tuple)) else input_ids
+        ids = input_ids if hasattr(input_ids, "ndim") else np.asarray(input_ids)
         if ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"input_ids must have shape (batch, tokens), neither of them 0, got shape {ids.shape}")
         check_ids(ids, self.config.vocab_size)

@@ -149,22 +149,33 @@ class _Run:
         """Train to the end, or to `stop_after`, or to a signal."""
         trainer, steps = self.trainer, self.settings["steps"]
         first, last = trainer.t, steps if stop_after is None else min(stop_after, steps)
-        self.folder.trim(lambda line: line["step"] <= first and self.is_logged(line["step"]))
+        if first >= last:
+            return {"signal": None, "report": [f"nothing to do: step {first} of {steps} is done already"]}
+        self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
         self.introduce(first)
         if first == 0:
             self.save()
         try:
             with StopRequest() as stop, Progress(first, last) as progress:
-                while trainer.t < last and stop.signal is None:
-                    report = trainer.step()
-                    ends = trainer.t == last or stop.signal is not None
-                    self.record(report, ends, progress)
-                    if ends or trainer.t % self.settings["save_every"] == 0:
-                        self.save()
+                self.loop(last, stop, progress)
         except TrainingDiverged as error:
             where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
             raise TrainingDiverged(f"{error}; {where}") from None
         return {"signal": stop.signal, "report": self.finish(stop.signal)}
+
+    def loop(self, last: int, stop: StopRequest, progress: Progress) -> None:
+        """Train; log and save on the way and, wherever it stops, at the end."""
+        trainer, line = self.trainer, None
+        while trainer.t < last and stop.signal is None:
+            report = trainer.step()
+            line = self.log(report) if self.is_planned(report.step) else None
+            progress.update(report, line)
+            if trainer.t % self.settings["save_every"] == 0:
+                self.save()
+        if line is None:
+            self.log(report)
+        if self.saved != trainer.t:
+            self.save()
 
     def introduce(self, first: int) -> None:
         """Say what is about to happen."""
@@ -176,29 +187,24 @@ class _Run:
         if not self.held_out:
             _say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
 
-    def is_logged(self, step: int) -> bool:
+    def is_planned(self, step: int) -> bool:
         """Whether an uninterrupted run logs this step."""
-        s = self.settings
-        return step in (1, s["steps"]) or step % s["log_every"] == 0 or step % s["eval_every"] == 0
+        return step == 1 or step % self.settings["log_every"] == 0 or self.is_evaluated(step)
 
-    def record(self, report: StepReport, ends: bool, progress: Progress) -> None:
-        """Log the step and look at held-out text, if it is time or the sitting ends."""
-        line = self.line_of(report) if ends or self.is_logged(report.step) else None
-        planned = report.step == self.settings["steps"] or report.step % self.settings["eval_every"] == 0
-        if self.held_out and (ends or planned):
-            whole = report.step == self.settings["steps"]
-            self.val_loss, _ = evaluate(self.trainer.model, self.held_out if whole else self.held_out[:QUICK_LOOK])
-            if line is not None and planned:
-                line["val_loss"] = self.val_loss
-        if line is not None:
-            self.folder.log(line)
-        progress.update(report, line)
+    def is_evaluated(self, step: int) -> bool:
+        """Whether an uninterrupted run looks at held-out text after this step."""
+        return step == self.settings["steps"] or step % self.settings["eval_every"] == 0
 
-    def line_of(self, report: StepReport) -> dict[str, Any]:
-        """Return what metrics.jsonl says of a step."""
+    def log(self, report: StepReport) -> dict[str, Any]:
+        """Write the step to metrics.jsonl, with a look at held-out text if it is time."""
         average = report.tokens / report.step  # labels of a step
         line = {**report._asdict(), "tokens_per_s": average / report.seconds}
         del line["seconds"]
+        if self.held_out and self.is_evaluated(report.step):
+            whole = report.step == self.settings["steps"]
+            self.val_loss, _ = evaluate(self.trainer.model, self.held_out if whole else self.held_out[:QUICK_LOOK])
+            line["val_loss"] = self.val_loss
+        self.folder.log(line)
         return line
 
     def save(self) -> None:
@@ -226,7 +232,10 @@ class _Run:
 
     def finish(self, signal: int | None) -> list[str]:
         """Write summary and picture; return what to tell the user."""
-        trainer, corpus, seconds = self.trainer, self.corpus, self.elapsed()
+        trainer, corpus = self.trainer, self.corpus
+        if self.held_out and not self.is_evaluated(trainer.t):
+            self.val_loss, _ = evaluate(trainer.model, self.held_out[:QUICK_LOOK])
+        seconds = self.elapsed()
         self.folder.write_summary(
             {
                 "params": trainer.model.num_parameters(),

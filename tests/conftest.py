@@ -1,0 +1,26 @@
+"""What every test module shares: one BLAS thread, hypothesis settings, a seeded generator."""
+
+import os
+
+# Before NumPy is loaded: for matrices as small as those of the tests a second thread only waits, on a loaded
+# machine for seconds. Child processes inherit it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+# HYPOTHESIS_PROFILE chooses how many examples a property gets: "dev" while one works, "ci" the same ones at every run,
+# "nightly" twenty-five times as many. No time limits: the first BLAS call of a process may take longer than any
+# sensible one, and so may everything on a loaded machine.
+UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+settings.register_profile("dev", max_examples=40, **UNTIMED)
+settings.register_profile("ci", max_examples=40, derandomize=True, **UNTIMED)
+settings.register_profile("nightly", max_examples=1000, print_blob=True, **UNTIMED)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a fixed seed, a fresh one for each test."""
+    return np.random.default_rng(20260821)

@@ -1,0 +1,126 @@
+"""Small tools of the tests: weights that make mistakes visible, walks over nested arrays, one measure of error."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
+from numpy_minimind.layer import Layer
+
+# Sizes pairwise different, and D != N * H, so that no two axes can be mistaken for each other.
+B, T, N, K, H, D, F, E, V = 3, 5, 4, 2, 6, 14, 10, 7, 23
+
+
+def config(**overrides: Any) -> MiniMindConfig:
+    """A model of these sizes; MoE experts have a width of their own."""
+    sizes = {
+        "hidden_size": D,
+        "num_hidden_layers": 2,
+        "num_attention_heads": N,
+        "num_key_value_heads": K,
+        "head_dim": H,
+        "vocab_size": V,
+        "intermediate_size": F,
+        "moe_intermediate_size": F - 1,
+        "num_experts": E,
+        "max_position_embeddings": 64,
+    }
+    return MiniMindConfig(**{**sizes, **overrides})
+
+
+def settled(layer: Any, seed: int = 1, dtype: Any = np.float64) -> Any:
+    """Give every matrix weights of order 1 / sqrt(fan-in) and every gain a value well away from 1."""
+    rng = np.random.default_rng(seed)
+    for _, parameter in layer.named_parameters():
+        shape = parameter.shape
+        if len(shape) == 1:
+            parameter.data = rng.uniform(0.5, 1.8, shape).astype(dtype)
+        else:
+            parameter.data = rng.normal(0.0, shape[-1] ** -0.5, shape).astype(dtype)
+        parameter.grad = None
+    return layer
+
+
+def model_of(dtype: Any = np.float64, seed: int = 1, **overrides: Any) -> MiniMindForCausalLM:
+    """A small model with settled weights."""
+    return settled(MiniMindForCausalLM(config(**overrides)), seed, dtype)
+
+
+def padding_mask(
+    tokens: int, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
+) -> np.ndarray:
+    """Ones (B, T), with zeros at the start (`left`: row -> how many) and at the end (`right`) of rows."""
+    mask = np.ones((B, tokens), dtype=np.int64)
+    for row, n in (left or {}).items():
+        mask[row, :n] = 0
+    for row, n in (right or {}).items():
+        mask[row, tokens - n :] = 0
+    return mask
+
+
+def arrays(tree: Any) -> Iterator[np.ndarray]:
+    """Every array and NumPy scalar in nested tuples, lists and dicts."""
+    if isinstance(tree, (np.ndarray, np.generic)):
+        yield np.asarray(tree)
+    elif isinstance(tree, Mapping):
+        yield from arrays(list(tree.values()))
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from arrays(part)
+
+
+def mapped(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
+    """The same nesting with `function` of each array; everything else as it is."""
+    if isinstance(tree, np.ndarray):
+        return function(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(mapped(function, part) for part in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(mapped(function, part) for part in tree)
+    return tree
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """The same nesting with floating arrays converted; ids and masks stay."""
+    return mapped(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, tree)
+
+
+def gradients_of(layer: Layer) -> dict[str, np.ndarray]:
+    """Every parameter's gradient, by name."""
+    return {name: parameter.grad for name, parameter in layer.named_parameters()}
+
+
+def error(ours: Any, theirs: Any) -> float:
+    """The largest difference, relative to the largest value that is expected (absolute if that is 0)."""
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.shape == theirs.shape, f"shape {ours.shape}, expected {theirs.shape}"
+    if theirs.size == 0:
+        return 0.0
+    scale = float(np.max(np.abs(theirs)))
+    difference = float(np.max(np.abs(ours - theirs)))
+    return difference / scale if scale else difference
+
+
+def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-10, name: str = "value") -> None:
+    """Fail unless `error` is at most `tolerance` (a NaN fails); dicts are compared name by name."""
+    if isinstance(theirs, Mapping):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert_close(ours[key], theirs[key], tolerance, f"{name} of {key}")
+        return
+    found = error(ours, theirs)
+    assert found <= tolerance, f"{name}: relative error {found:.3g} is more than {tolerance:.0e}"
+
+
+def complex_step(function: Callable[..., Any], points: list[Any], directions: list[Any], dy: Any) -> float:
+    """d/dh of ``sum(function(points + h * directions) * dy)`` at h = 0, without a difference of large numbers."""
+    step = 1e-20
+    y = function(*(a + 1j * step * v for a, v in zip(points, directions)))
+    assert y.dtype == np.complex128
+    return float(np.sum(y.imag * dy)) / step
+
+
+def along(gradients: list[Any], directions: list[Any]) -> float:
+    """The same derivative from gradients: the sum of all products with the directions."""
+    return float(sum(np.sum(g * v) for g, v in zip(gradients, directions)))

@@ -1,0 +1,92 @@
+"""Block: two residual branches, each on a normalised copy."""
+
+import numpy as np
+import pytest
+from helpers import B, D, H, T, along, assert_close, complex_step, config, gradients_of, settled
+
+from numpy_minimind.layer import Context
+from numpy_minimind.layers import Block, RotaryEmbedding
+
+CONTEXT = Context(*RotaryEmbedding(H, 100.0).table(np.arange(T), np.float64), np.tri(T, dtype=bool))
+
+
+@pytest.mark.parametrize("use_moe", [False, True])
+def test_without_its_last_projections_a_block_is_the_identity(use_moe, rng):
+    block, x = settled(Block(config(use_moe=use_moe))), rng.standard_normal((B, T, D))
+    for name, parameter in block.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            parameter.data[...] = 0.0
+    (y, _), saved = block.forward(x, CONTEXT)
+    dy = rng.standard_normal(x.shape)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(block.backward(dy, 0.0, saved), dy)
+
+
+def test_it_is_written_out_in_its_parts(rng):
+    block, x = settled(Block(config())), rng.standard_normal((B, T, D))
+    h = x + block.self_attn(block.input_layernorm(x), CONTEXT)
+    assert_close(block(x, CONTEXT), h + block.mlp(block.post_attention_layernorm(h)), 1e-14)
+
+
+def test_both_norms_take_epsilon_from_the_config():
+    block = Block(config(rms_norm_eps=0.25))
+    norms = (
+        block.input_layernorm,
+        block.post_attention_layernorm,
+        block.self_attn.q_norm,
+        block.self_attn.k_norm,
+    )
+    assert [norm.eps for norm in norms] == [0.25] * 4
+
+
+@pytest.mark.parametrize("use_moe", [False, True])
+def test_only_experts_have_an_auxiliary_loss(use_moe, rng):
+    block = settled(Block(config(use_moe=use_moe)))
+    (y, aux), saved = block.forward(rng.standard_normal((B, T, D)), CONTEXT)
+    block.backward(np.zeros_like(y), 1.0, saved)
+    assert np.shape(aux) == ()
+    assert (aux > 0) == use_moe
+    assert any(g.any() for g in gradients_of(block).values()) == use_moe
+
+
+def test_only_counted_tokens_enter_the_auxiliary_loss(rng):
+    block, x = settled(Block(config(use_moe=True))), rng.standard_normal((B, T, D))
+    counted = np.ones((B, T), bool)
+    counted[1:] = False
+    some = block.forward(x, CONTEXT._replace(counted=counted))[0].aux_loss
+    alone = block.forward(x[:1], CONTEXT)[0].aux_loss
+    assert some == pytest.approx(alone, rel=1e-12)
+
+
+def test_names_are_those_of_the_state_dict():
+    names = [name for name, _ in Block(config()).named_parameters()]
+    assert names == [
+        "input_layernorm.weight",
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight",
+        "self_attn.o_proj.weight",
+        "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight",
+        "post_attention_layernorm.weight",
+        "mlp.gate_proj.weight",
+        "mlp.up_proj.weight",
+        "mlp.down_proj.weight",
+    ]
+
+
+def test_complex_step_agrees_through_the_whole_block(rng):
+    block = settled(Block(config()))
+    x, dy = rng.standard_normal((2, B, T, D))
+    weights = [parameter.data for _, parameter in block.named_parameters()]
+    v = [rng.standard_normal(a.shape) for a in (x, *weights)]
+    _, saved = block.forward(x, CONTEXT)
+    right = along([block.backward(dy, 0.0, saved), *gradients_of(block).values()], v)
+
+    def f(x, *weights):
+        other = Block(config())
+        for (_, parameter), w in zip(other.named_parameters(), weights):
+            parameter.data = w
+        return other(x, CONTEXT)
+
+    assert complex_step(f, [x, *weights], v, dy) == pytest.approx(right, rel=1e-12)

@@ -1,0 +1,74 @@
+"""Linear: values small enough for paper, and weights that are shared or drawn."""
+
+import numpy as np
+import pytest
+from helpers import along, complex_step
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import seeds, sizes
+
+from numpy_minimind.layer import Parameter
+from numpy_minimind.layers import Linear
+
+
+def test_values_by_hand():
+    layer = Linear(2, 3, dtype=np.float64, weight=Parameter(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])))
+    y, saved = layer.forward(np.array([[1.0, -1.0], [0.0, 2.0]]))
+    dx = layer.backward(np.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0]]), saved)
+    np.testing.assert_array_equal(y, [[-1, -1, -1], [4, 8, 12]])
+    np.testing.assert_array_equal(dx, [[-4, -4], [3, 4]])
+    np.testing.assert_array_equal(layer.weight.grad, [[1, -1], [0, 2], [-1, 1]])
+
+
+def test_no_rows_give_no_gradient():
+    layer = Linear(3, 2)
+    y, saved = layer.forward(np.zeros((0, 3), np.float32))
+    assert y.shape == (0, 2)
+    assert layer.backward(y, saved).shape == (0, 3)
+    assert not layer.weight.grad.any()
+
+
+def test_weights_are_drawn_from_a_normal_of_deviation_002():
+    weight = Linear(300, 200, rng=np.random.default_rng(0)).weight.data
+    assert weight.shape == (200, 300) and weight.dtype == np.float32
+    assert abs(weight.mean()) < 3e-4 and weight.std() == pytest.approx(0.02, rel=0.02)
+
+
+def test_one_seed_gives_one_weight_in_every_dtype():
+    drawn = [Linear(5, 4, rng=np.random.default_rng(3), dtype=dtype).weight.data for dtype in ("f8", "f4", "f2")]
+    np.testing.assert_array_equal(drawn[1], drawn[0].astype("f4"))
+    np.testing.assert_array_equal(drawn[2], drawn[0].astype("f2"))
+
+
+def test_two_layers_of_one_generator_differ():
+    rng = np.random.default_rng(0)
+    assert not np.array_equal(Linear(4, 4, rng=rng).weight.data, Linear(4, 4, rng=rng).weight.data)
+
+
+def test_without_a_generator_every_layer_is_drawn_afresh():
+    assert not np.array_equal(Linear(4, 4).weight.data, Linear(4, 4).weight.data)
+
+
+def test_a_given_weight_is_used_and_receives_the_gradient():
+    weight = Parameter(np.ones((2, 3)))
+    layer = Linear(3, 2, weight=weight)
+    _, saved = layer.forward(np.ones((4, 3)))
+    layer.backward(np.ones((4, 2)), saved)
+    assert layer.weight is weight
+    np.testing.assert_array_equal(weight.grad, np.full((2, 3), 4.0))
+
+
+@given(st.lists(sizes, max_size=3), sizes, sizes, seeds)
+def test_complex_step_agrees_for_any_leading_axes(leading, inputs, outputs, seed):
+    rng = np.random.default_rng(seed)
+    layer = Linear(inputs, outputs, rng=rng, dtype=np.float64)
+    x, dy = rng.standard_normal((*leading, inputs)), rng.standard_normal((*leading, outputs))
+    v = [rng.standard_normal(x.shape), rng.standard_normal(layer.weight.shape)]
+    _, saved = layer.forward(x)
+    gradients = [layer.backward(dy, saved), layer.weight.grad]
+
+    def f(x, w):
+        return Linear(inputs, outputs, weight=Parameter(w)).forward(x)[0]
+
+    scale = np.sum(np.abs(gradients[0] * v[0])) + np.sum(np.abs(gradients[1] * v[1]))
+    assert complex_step(f, [x, layer.weight.data], v, dy) == pytest.approx(along(gradients, v), abs=1e-13 * scale)

@@ -1,0 +1,91 @@
+"""RMSNorm: epsilon in its place, half precision, rows of zeros."""
+
+import numpy as np
+import pytest
+from helpers import along, complex_step, settled
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import seeds, sizes
+
+from numpy_minimind.layer import Parameter
+from numpy_minimind.layers import RMSNorm
+
+
+def norm(dim, eps=1e-6, weight=None):
+    layer = RMSNorm(dim, eps, dtype=np.float64)
+    if weight is not None:
+        layer.weight = Parameter(np.array(weight))
+    return layer
+
+
+def test_the_gain_starts_at_one():
+    layer = RMSNorm(3)
+    assert layer.weight.data.dtype == np.float32
+    np.testing.assert_array_equal(layer.weight.data, [1, 1, 1])
+
+
+def test_values_by_hand():
+    layer = norm(2)
+    y, saved = layer.forward(np.array([3.0, 4.0]))
+    dx = layer.backward(np.array([1.0, 0.0]), saved)
+    np.testing.assert_allclose(y, [0.848528, 1.131371], atol=5e-7)
+    np.testing.assert_allclose(dx, [0.181019, -0.135764], atol=5e-7)
+    np.testing.assert_allclose(layer.weight.grad, [0.848528, 0], atol=5e-7)
+
+
+@pytest.mark.parametrize(("eps", "right"), [(1e-6, 0.7071068), (1e-5, 0.3015113)])
+def test_epsilon_is_the_given_one_and_inside_the_root(eps, right):
+    y, _ = norm(8, eps).forward(np.full(8, 1e-3))
+    np.testing.assert_allclose(y, right, rtol=1e-6)
+
+
+def test_a_row_of_zeros_gives_zeros_and_a_finite_gradient():
+    layer = norm(3, weight=[1.0, 2.0, -0.5])
+    y, saved = layer.forward(np.zeros((2, 3)))
+    dx = layer.backward(np.array([[1.0, 1.0, 1.0], [0.0, 3.0, 2.0]]), saved)
+    np.testing.assert_array_equal(y, np.zeros((2, 3)))
+    np.testing.assert_allclose(dx, [[1000, 2000, -500], [0, 6000, -1000]], rtol=1e-12)
+    np.testing.assert_array_equal(layer.weight.grad, np.zeros(3))
+
+
+def test_squares_do_not_overflow_in_half_precision():
+    layer = RMSNorm(4, dtype=np.float16)
+    y, saved = layer.forward(np.array([300, -300, 300, 300], np.float16))
+    dx = layer.backward(np.array([1, 0, 0, 0], np.float16), saved)
+    np.testing.assert_array_equal(y, np.array([1, -1, 1, 1], np.float16))
+    assert y.dtype == dx.dtype == layer.weight.grad.dtype == np.float16
+    np.testing.assert_allclose(dx * 300, [0.75, 0.25, -0.25, -0.25], rtol=2e-3)
+
+
+def test_the_gain_multiplies_before_the_result_is_rounded_to_half():
+    layer = RMSNorm(2, dtype=np.float32)
+    layer.weight.data[...] = 3.0
+    x = np.array([1.0, 1.7], np.float16)
+    y, _ = layer.forward(x)
+    u = x.astype(np.float32)
+    np.testing.assert_array_equal(y, (u * (1 / np.sqrt(np.mean(u * u) + 1e-6)) * 3).astype(np.float16))
+
+
+def test_scaling_x_changes_nothing_when_epsilon_is_small():
+    x = np.random.default_rng(0).standard_normal((4, 5))
+    np.testing.assert_allclose(norm(5, 1e-30).forward(7 * x)[0], norm(5, 1e-30).forward(x)[0], rtol=1e-13)
+
+
+def test_the_gradient_is_orthogonal_to_x_when_epsilon_is_small():
+    rng, layer = np.random.default_rng(0), settled(RMSNorm(5, 1e-30))
+    x, dy = rng.standard_normal((2, 4, 5))
+    _, saved = layer.forward(x)
+    np.testing.assert_allclose(np.sum(layer.backward(dy, saved) * x, axis=-1), 0, atol=1e-14)
+
+
+@given(st.lists(sizes, max_size=3), sizes, st.sampled_from([1.0, 1e-3, 0.0, 50.0]), seeds)
+def test_complex_step_agrees_in_x_and_gain(leading, dim, scale, seed):
+    rng = np.random.default_rng(seed)
+    layer = settled(norm(dim), seed)
+    x, dy = scale * rng.standard_normal((*leading, dim)), rng.standard_normal((*leading, dim))
+    v = [rng.standard_normal(x.shape), rng.standard_normal(dim)]
+    _, saved = layer.forward(x)
+    gradients = [layer.backward(dy, saved), layer.weight.grad]
+    found = complex_step(lambda x, w: norm(dim, weight=w).forward(x)[0], [x, layer.weight.data], v, dy)
+    size = float(np.sum(np.abs(dy)) * max(1.0, 1 / max(scale, 1e-3)))
+    assert found == pytest.approx(along(gradients, v), abs=1e-12 * size)

@@ -1,0 +1,172 @@
+"""Rotary positions: half-split pairs, exact angles, YaRN's ramp."""
+
+import numpy as np
+import pytest
+from helpers import complex_step
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import seeds
+
+from numpy_minimind import MiniMindConfig
+from numpy_minimind.layers import RotaryEmbedding
+from numpy_minimind.layers.rope import rope_frequencies
+
+YARN = {
+    "type": "yarn",
+    "factor": 16,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "attention_factor": 1.0,
+}
+
+
+def turned(x, position, head_dim, theta=1e6):
+    return RotaryEmbedding(head_dim, theta).forward(x, np.array([position]))[0]
+
+
+def test_pairs_are_half_split_and_not_neighbours():
+    y = turned(np.array([[1.0, 2.0, 3.0, 4.0]]), 1, 4)
+    np.testing.assert_allclose(y, [[-1.984111, 1.995999, 2.462378, 4.001998]], atol=5e-7)
+
+
+def test_position_zero_is_the_identity():
+    x = np.random.default_rng(0).standard_normal((2, 3, 1, 6))
+    np.testing.assert_array_equal(turned(x, 0, 6), x)
+
+
+def test_tokens_are_turned_and_heads_are_not():
+    x = np.broadcast_to([1.0, 2.0, 3.0, 4.0], (1, 2, 3, 4))  # (B, N, T, H), N != T
+    y, _ = RotaryEmbedding(4, 100.0).forward(x, np.arange(3))
+    np.testing.assert_array_equal(y[:, 0], y[:, 1])
+    assert not np.allclose(y[..., 0, :], y[..., 1, :]) and not np.allclose(y[..., 1, :], y[..., 2, :])
+
+
+@pytest.mark.parametrize(("theta", "right"), [(1e6, [1, 0.001]), (1e4, [1, 0.01])])
+def test_theta_sets_the_frequencies(theta, right):
+    np.testing.assert_allclose(RotaryEmbedding(4, theta).frequencies, right, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rope_theta": 1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}],
+    ids=["flat", "nested"],
+)
+def test_theta_of_a_config_is_read_flat_and_nested(fields):
+    cfg = MiniMindConfig.from_dict({"head_dim": 4, **fields})
+    np.testing.assert_allclose(RotaryEmbedding(4, cfg.rope_theta, cfg.rope_scaling).frequencies, [1, 0.01])
+
+
+# -- precision -------------------------------------------------------------------------------------------------
+
+
+def test_late_positions_differ_in_a_half_precision_model():
+    cos, sin = RotaryEmbedding(96).table(np.array([2048, 2049]), np.float16)
+    assert cos.dtype == sin.dtype == np.float16
+    assert np.max(np.abs(cos[0] - cos[1])) > 0.4
+
+
+def test_position_32767_is_as_exact_as_position_1():
+    positions = np.array([1, 2047, 32651, 32767])
+    exact = [RotaryEmbedding(96).table(positions, np.float64), RotaryEmbedding(96).table(positions, np.float32)]
+    for double, single in zip(*exact):
+        assert single.dtype == np.float32
+        np.testing.assert_array_equal(single, double.astype(np.float32))
+    angle = np.longdouble(32767) * np.longdouble(1e6) ** (-np.longdouble(2) * np.arange(48) / 96)
+    np.testing.assert_allclose(exact[0][0][-1], np.cos(angle).astype(float), atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.int64])
+def test_positions_of_every_integer_dtype(dtype):
+    cos, _ = RotaryEmbedding(8).table(np.array([0, 255, 32767], dtype), np.float64)
+    np.testing.assert_array_equal(cos, RotaryEmbedding(8).table(np.array([0, 255, 32767]), np.float64)[0])
+
+
+# -- rotation --------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 6), st.integers(0, 2000), seeds)
+def test_norms_are_kept(half, position, seed):
+    x = np.random.default_rng(seed).standard_normal((3, 1, 2 * half))
+    y = turned(x, position, 2 * half)
+    np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-13)
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 5000), seeds)
+def test_the_score_depends_on_the_distance_alone(s, t, offset, seed):
+    q, k = np.random.default_rng(seed).standard_normal((2, 1, 6))
+    here = np.sum(turned(q, s, 6) * turned(k, t, 6))
+    there = np.sum(turned(q, s + offset, 6) * turned(k, t + offset, 6))
+    assert there == pytest.approx(here, abs=1e-10)
+
+
+@given(st.integers(0, 3000), seeds)
+def test_backward_turns_back(position, seed):
+    layer, x = RotaryEmbedding(6, 100.0), np.random.default_rng(seed).standard_normal((2, 1, 6))
+    y, saved = layer.forward(x, np.array([position]))
+    np.testing.assert_allclose(layer.backward(y, saved), x, rtol=1e-13, atol=1e-14)
+
+
+def test_complex_step_agrees(rng):
+    layer, positions = RotaryEmbedding(6, 100.0, {**YARN, "attention_factor": 1.3}), np.arange(2, 7)
+    x, dy, v = rng.standard_normal((3, 2, 4, 5, 6))
+    _, saved = layer.forward(x, positions)
+    right = np.sum(layer.backward(dy, saved) * v)
+    found = complex_step(lambda x: layer.forward(x, positions)[0], [x], [v], dy)
+    assert found == pytest.approx(right, rel=1e-12)
+
+
+# -- YaRN ------------------------------------------------------------------------------------------------------
+
+
+def test_yarn_by_hand():
+    frequencies, factor = rope_frequencies(8, 1e6, YARN, 32768)
+    np.testing.assert_allclose(frequencies, [1, 0.01679960, 6.25e-5, 1.976424e-6], rtol=1e-6)
+    assert factor == 1.0
+
+
+def test_yarn_of_minimind_bends_pairs_8_to_21():
+    plain, _ = rope_frequencies(96, 1e6, None, 32768)
+    frequencies, _ = rope_frequencies(96, 1e6, YARN, 32768)
+    ratio = frequencies / plain
+    np.testing.assert_array_equal(ratio[:9], 1)
+    np.testing.assert_allclose(ratio[21:], 1 / 16, rtol=1e-14)
+    np.testing.assert_allclose(ratio[9:21], 1 - np.arange(1, 13) / 13 * 15 / 16, rtol=1e-13)
+
+
+def test_yarn_with_an_empty_ramp_is_finite():
+    scaling = {**YARN, "original_max_position_embeddings": 4}
+    plain, _ = rope_frequencies(8, 1e6, None, 32768)
+    frequencies, _ = rope_frequencies(8, 1e6, scaling, 32768)
+    np.testing.assert_allclose(frequencies / plain, [1, 1 / 16, 1 / 16, 1 / 16], rtol=1e-14)
+
+
+@pytest.mark.parametrize(("scaling", "positions"), [(YARN, 2048), (YARN, 512), ({**YARN, "factor": 1}, 32768)], ids=str)
+def test_yarn_is_off_within_the_original_length_and_with_factor_1(scaling, positions):
+    frequencies, factor = rope_frequencies(8, 1e6, scaling, positions)
+    np.testing.assert_allclose(frequencies, rope_frequencies(8, 1e6, None, positions)[0], rtol=1e-15)
+    assert factor == 1.0
+
+
+def test_the_two_spellings_clamp_the_ramp_differently():
+    plain, _ = rope_frequencies(8, 100.0, None, 32768)
+    minimind, _ = rope_frequencies(8, 100.0, YARN, 32768)
+    transformers, _ = rope_frequencies(8, 100.0, {**YARN, "rope_type": "yarn"}, 32768)
+    np.testing.assert_allclose(minimind / plain, [1, 1, 1, 1 / 16], rtol=1e-14)  # ramp 0 0 0 1
+    np.testing.assert_allclose(transformers / plain, [1, 1, 1, 1 - 0.25 * 15 / 16], rtol=1e-14)  # 0 0 0 1/4
+
+
+@pytest.mark.parametrize(
+    ("spelling", "given", "right"),
+    [
+        ("type", None, 1.0),
+        ("type", 1.5, 1.5),
+        ("rope_type", None, 0.1 * np.log(16) + 1),
+        ("rope_type", 1.5, 1.5),
+    ],
+)
+def test_attention_factor_multiplies_cos_and_sin(spelling, given, right):
+    scaling = {key: value for key, value in YARN.items() if key not in ("type", "attention_factor")}
+    scaling |= {spelling: "yarn"} | ({} if given is None else {"attention_factor": given})
+    cos, sin = RotaryEmbedding(8, 1e6, scaling).table(np.arange(4), np.float64)
+    np.testing.assert_allclose(cos**2 + sin**2, right**2, rtol=1e-14)

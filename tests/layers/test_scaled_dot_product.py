@@ -1,0 +1,93 @@
+"""Scaled dot-product attention: which query head reads which key head, the scale, rows that see nothing."""
+
+import math
+
+import numpy as np
+import pytest
+from helpers import along, complex_step
+from hypothesis import given
+from strategies import seeds, sizes
+
+from numpy_minimind.layers import ScaledDotProduct
+
+layer = ScaledDotProduct()
+
+
+def test_neighbouring_query_heads_share_a_key_head():
+    q, k = np.zeros((1, 4, 1, 1)), np.zeros((1, 2, 1, 1))
+    v = np.array([10.0, 20.0]).reshape(1, 2, 1, 1)
+    o, saved = layer.forward(q, k, v)
+    _, _, dv = layer.backward(np.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1, 1), saved)
+    np.testing.assert_array_equal(o.ravel(), [10, 10, 20, 20])
+    np.testing.assert_array_equal(dv.ravel(), [3, 7])
+
+
+@pytest.mark.parametrize("head_dim", [2, 4, 6])
+def test_scores_are_divided_by_the_root_of_the_head_width(head_dim):
+    q = np.zeros((1, 1, 1, head_dim))
+    q[..., 0] = 1.0
+    k = np.zeros((1, 1, 2, head_dim))
+    k[..., 1, 0] = math.sqrt(head_dim) * math.log(3.0)  # after the scale: scores 0 and ln 3
+    _, saved = layer.forward(q, k, np.zeros_like(k))
+    np.testing.assert_allclose(saved.p.ravel(), [0.25, 0.75], rtol=1e-14)
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_no_gradient(rng):
+    q, k, v, do = rng.standard_normal((4, 1, 1, 2, 2)).astype(np.float32)
+    o, saved = layer.forward(q, k, v, np.array([[False, False], [True, False]]))
+    np.testing.assert_array_equal(o[0, 0], [[0, 0], v[0, 0, 0]])
+    dq, dk, dv = layer.backward(do, saved)
+    assert not dq[0, 0, 0].any() and not dk[0, 0, 1].any()
+    np.testing.assert_array_equal(dv[0, 0], [do[0, 0, 1], [0, 0]])
+
+
+def test_a_hidden_key_gets_no_gradient(rng):
+    q = rng.standard_normal((2, 4, 3, 6))
+    k, v = rng.standard_normal((2, 2, 2, 5, 6))
+    visible = np.ones((2, 1, 3, 5), bool)
+    visible[1, :, :, 2] = False
+    _, saved = layer.forward(q, k, v, visible)
+    _, dk, dv = layer.backward(rng.standard_normal(q.shape), saved)
+    assert not dk[1, :, 2].any() and not dv[1, :, 2].any()
+    assert dk[0, :, 2].all() and dv[0, :, 2].all()
+
+
+def test_values_may_be_half_precision(rng):
+    q, k, v = rng.standard_normal((3, 1, 2, 3, 4)).astype(np.float16)
+    o, saved = layer.forward(q, k, v)
+    assert {a.dtype for a in (o, saved.p, *layer.backward(o, saved))} == {np.dtype(np.float16)}
+
+
+@given(sizes, sizes, sizes, sizes, sizes, sizes, seeds)
+def test_sharing_key_heads_equals_repeating_them(batch, K, G, tokens, keys, H, seed):
+    rng = np.random.default_rng(seed)
+    q, do = rng.standard_normal((2, batch, K * G, tokens, H))
+    k, v = rng.standard_normal((2, batch, K, keys, H))
+    visible = rng.random((batch, 1, tokens, keys)) < 0.7
+    o, saved = layer.forward(q, k, v, visible)
+    dq, dk, dv = layer.backward(do, saved)
+
+    o_right, repeated = layer.forward(q, np.repeat(k, G, axis=1), np.repeat(v, G, axis=1), visible)
+    dq_right, dk_right, dv_right = layer.backward(do, repeated)
+    np.testing.assert_allclose(o, o_right, atol=1e-13)
+    np.testing.assert_allclose(dq, dq_right, atol=1e-13)
+    np.testing.assert_allclose(dk, dk_right.reshape(batch, K, G, keys, H).sum(axis=2), atol=1e-12)
+    np.testing.assert_allclose(dv, dv_right.reshape(batch, K, G, keys, H).sum(axis=2), atol=1e-12)
+
+
+def test_an_output_is_an_average_of_visible_values(rng):
+    q, k, v = rng.standard_normal((3, 2, 3, 5, 4))
+    o, _ = layer.forward(q, k, v, np.tri(5, dtype=bool))
+    for t in range(5):
+        assert (o[:, :, t] <= v[:, :, : t + 1].max(axis=2) + 1e-12).all()
+        assert (o[:, :, t] >= v[:, :, : t + 1].min(axis=2) - 1e-12).all()
+
+
+def test_complex_step_agrees(rng):
+    q, do, vq = rng.standard_normal((3, 2, 4, 5, 6))
+    k, v, vk, vv = rng.standard_normal((4, 2, 2, 7, 6))
+    visible = np.tri(5, 7, 1, dtype=bool)
+    _, saved = layer.forward(q, k, v, visible)
+    right = along(list(layer.backward(do, saved)), [vq, vk, vv])
+    found = complex_step(lambda q, k, v: layer.forward(q, k, v, visible)[0], [q, k, v], [vq, vk, vv], do)
+    assert found == pytest.approx(right, rel=1e-12)

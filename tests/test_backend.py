@@ -1,0 +1,163 @@
+"""The backend: which module computes on which array, devices that are not there, scatter-add and top-k."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import dtypes, seeds
+
+from numpy_minimind import backend
+from numpy_minimind.backend import (
+    get_array_module,
+    like,
+    register,
+    scatter_add,
+    to_device,
+    to_numpy,
+    top_k,
+)
+
+
+class Elsewhere:
+    """An array of another device, as far as these tests need one."""
+
+    def __init__(self, a):
+        self.a = a
+
+    def get(self):
+        return self.a
+
+
+@pytest.fixture(autouse=True)
+def forget_registrations(monkeypatch):
+    monkeypatch.setattr(backend, "_MODULES", dict(backend._MODULES))
+
+
+@pytest.fixture
+def stand_in():
+    module = SimpleNamespace(asarray=Elsewhere, ndarray=Elsewhere, is_available=lambda: True)
+    register(Elsewhere, module)
+    return module
+
+
+# -- modules and devices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", [np.zeros(2), np.float32(1), 1.0, 2, [1, 2], True], ids=repr)
+def test_host_arrays_and_scalars_are_computed_by_numpy(x):
+    assert get_array_module(x) is np
+
+
+def test_a_registered_type_is_computed_by_its_module(stand_in):
+    assert get_array_module(Elsewhere(np.zeros(2))) is stand_in
+
+
+def test_to_numpy_copies_no_host_array_and_fetches_others(stand_in):
+    a = np.arange(3)
+    assert to_numpy(a) is a
+    assert to_numpy(Elsewhere(a)) is a
+    np.testing.assert_array_equal(to_numpy([1, 2]), [1, 2])
+
+
+def test_like_moves_only_what_lives_elsewhere(stand_in):
+    a = np.arange(3)
+    assert like(a, a) is a
+    there = like(a, Elsewhere(a))
+    assert isinstance(there, Elsewhere) and there.a is a
+    assert like(there, there) is there
+
+
+def test_cpu_is_always_there():
+    a = np.arange(3)
+    assert to_device(a, "cpu") is a
+
+
+@pytest.mark.parametrize("device", ["gpu", "CPU", "", "cuda:0", None])
+def test_an_unknown_device_is_refused(device):
+    with pytest.raises(ValueError, match=r"unknown device .*: expected 'cpu' or 'cuda'"):
+        to_device(np.zeros(2), device)
+
+
+def test_cuda_without_cupy_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(RuntimeError, match="CuPy is not installed: install the extra gpu-cuda12x or gpu-cuda13x"):
+        to_device(np.zeros(2), "cuda")
+
+
+def test_cuda_without_a_device_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(is_available=lambda: False))
+    with pytest.raises(RuntimeError, match="no CUDA driver or no device"):
+        to_device(np.zeros(2), "cuda")
+
+
+def test_cuda_with_a_device_moves_and_registers(monkeypatch, stand_in):
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    backend._MODULES.pop(Elsewhere)
+    moved = to_device(np.arange(3), "cuda")
+    assert isinstance(moved, Elsewhere)
+    assert get_array_module(moved) is stand_in
+    np.testing.assert_array_equal(to_device(moved, "cpu"), np.arange(3))
+
+
+# -- scatter-add -----------------------------------------------------------------------------------------------
+
+
+def test_an_index_that_repeats_gets_every_row():
+    target = np.zeros((3, 2))
+    scatter_add(target, np.array([2, 2, 2]), np.ones((3, 2)))
+    np.testing.assert_array_equal(target, [[0, 0], [0, 0], [3, 3]])
+
+
+def test_no_rows_change_nothing():
+    target = np.ones((3, 2), np.float32)
+    scatter_add(target, np.array([], int), np.zeros((0, 2), np.float32))
+    np.testing.assert_array_equal(target, np.ones((3, 2)))
+
+
+def test_read_only_rows_and_indices_do():
+    target, index = np.zeros((4, 2)), np.array([3, 0, 3])
+    index.flags.writeable = False
+    scatter_add(target, index, np.broadcast_to([1.0, 2.0], (3, 2)))
+    np.testing.assert_array_equal(target, [[1, 2], [0, 0], [0, 0], [2, 4]])
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 40), dtypes, seeds)
+def test_scatter_add_is_np_add_at(rows, width, count, dtype, seed):
+    rng = np.random.default_rng(seed)
+    found = rng.standard_normal((rows, width)).astype(dtype)
+    right = found.astype(np.float64)
+    index, added = rng.integers(0, rows, count), rng.standard_normal((count, width)).astype(dtype)
+    before = index.copy(), added.copy()
+    np.add.at(right, index, added)
+    scatter_add(found, index, added)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, right, rtol=0, atol=200 * float(np.finfo(dtype).eps))
+    np.testing.assert_array_equal(index, before[0])
+    np.testing.assert_array_equal(added, before[1])
+
+
+# -- top-k -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "right"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], 2, [0, 1]),
+        ([1.0, 3.0, 3.0, 2.0], 3, [1, 2, 3]),
+        ([5.0], 1, [0]),
+        ([-1.0, -2.0, -1.0], 3, [0, 2, 1]),
+    ],
+)
+def test_the_largest_first_and_the_lowest_index_on_ties(x, k, right):
+    np.testing.assert_array_equal(top_k(np.array(x), k), right)
+
+
+@given(st.integers(1, 5), st.integers(1, 9), dtypes, seeds, st.data())
+def test_top_k_is_a_sort_by_falling_value_and_rising_index(rows, columns, dtype, seed, data):
+    k = data.draw(st.integers(1, columns))
+    x = np.random.default_rng(seed).integers(-3, 4, (rows, columns)).astype(dtype)  # many ties
+    right = [sorted(range(columns), key=lambda i, row=row: (-row[i], i))[:k] for row in x]
+    np.testing.assert_array_equal(top_k(x, k), right)
