@@ -20,11 +20,10 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
     """Turn every pair (x_i, x_{i + H/2}) of the last axis: x (..., T, H), cos and sin (..., T, H/2)."""
     xp = get_array_module(x)
     half = x.shape[-1] // 2
-    x1, x2 = x[..., :half], x[..., half:]
-    y = xp.empty_like(x)
-    y[..., :half] = x1 * cos - x2 * sin
-    y[..., half:] = x2 * cos + x1 * sin
-    return y
+    partner = xp.concatenate((x[..., half:], x[..., :half]), axis=-1)  # (..., T, H): each one's other half
+    cos = xp.concatenate((cos, cos), axis=-1)  # (..., T, H)
+    sin = xp.concatenate((-sin, sin), axis=-1)  # (..., T, H): the first half is turned the other way
+    return x * cos + partner * sin
 
 
 class RotaryEmbeddingSaved(NamedTuple):

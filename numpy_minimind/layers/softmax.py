@@ -54,14 +54,17 @@ class Softmax(Layer):
         m = xp.max(u.real, axis=-1, keepdims=True)  # (..., 1)
         if visible is not None:
             m = xp.where(m == -math.inf, 0.0, m)  # nothing visible: e^(-inf - 0) = 0, not e^(-inf + inf)
-        e = xp.exp(u - m)  # (..., S)
+        e = u - m  # (..., S), our own array from here on
+        xp.exp(e, out=e)
         z = xp.sum(e, axis=-1, keepdims=True)  # (..., 1)
         if visible is not None:
             z = xp.where(z == 0, 1.0, z)
-        y = (e / z).astype(x.dtype, copy=False)
+        e /= z
+        y = e.astype(x.dtype, copy=False)
         return y, SoftmaxSaved(y)
 
     def backward(self, dy: Any, saved: SoftmaxSaved) -> Any:
         xp = get_array_module(dy)
         (y,) = saved
-        return y * (dy - xp.sum(dy * y, axis=-1, keepdims=True))  # (..., S)
+        c = xp.einsum("...s,...s->...", dy, y)[..., None]  # (..., 1): sum of dy y, without an array for the products
+        return y * (dy - c)  # (..., S)

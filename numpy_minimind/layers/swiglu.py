@@ -44,10 +44,11 @@ class SwiGLU(Layer):
         .. math::
 
             dh = dy\, W_d, \qquad du = dh \odot \mathrm{silu}(g), \qquad
-            dg = dh \odot u \odot \sigma(g)\,\bigl(1 + g\,(1 - \sigma(g))\bigr), \qquad
+            dg = dh \odot u \odot \bigl(\sigma(g) + \mathrm{silu}(g)\,(1 - \sigma(g))\bigr), \qquad
             dx = dg\, W_g + du\, W_u
 
-        Key step: :math:`\sigma' = \sigma (1 - \sigma)`, so :math:`\mathrm{silu}' = \sigma + g \sigma (1 - \sigma)`.
+        Key step: :math:`\sigma' = \sigma (1 - \sigma)`, so
+        :math:`\mathrm{silu}' = \sigma + g \sigma (1 - \sigma) = \sigma + \mathrm{silu}\,(1 - \sigma)`.
 
     Saved
         x, g and u; h is rebuilt from g and u for the gradient of W_d.
@@ -92,5 +93,9 @@ class SwiGLU(Layer):
         silu = g * sigma
         dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
         du = dh * silu
-        dg = dh * u * sigma * (1 + g * (1 - sigma))
+        dg = 1 - sigma  # (..., F), our own array from here on
+        dg *= silu
+        dg += sigma  # silu' = sigma + silu (1 - sigma)
+        dg *= u
+        dg *= dh
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)

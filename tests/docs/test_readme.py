@@ -1,0 +1,48 @@
+"""The READMEs: their scripts run, both give the same commands, and those are the commands that CI runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from numpy_minimind.cli import build_parser
+
+ROOT = Path(__file__).parents[2]
+READMES = [ROOT / "README.md", ROOT / "docs" / "zh" / "README.md"]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", READMES, ids=["en", "zh"])
+def test_scripts_run(page, capsys):
+    scripts = blocks(page, "python")
+    assert len(scripts) == 2
+    for script in scripts:
+        exec(compile(script, str(page), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "model.layers.1.mlp.down_proj.weight" in printed and ": ok" in printed
+
+
+def test_both_languages_give_the_same_commands():
+    english, chinese = ([line for block in blocks(page, "bash") for line in block.splitlines()] for page in READMES)
+    assert english == chinese
+
+
+def test_commands_parse():
+    commands = [shlex.split(line) for block in blocks(READMES[0], "bash") for line in block.splitlines()]
+    ours = [words[3:] for words in commands if words[:3] == ["python", "-m", "numpy_minimind"]]
+    assert len(ours) >= 8
+    for words in ours:
+        build_parser().parse_args(words)  # exits with an error for a flag that does not exist
+    assert {words[0] for words in ours} == {"gradcheck", "train", "generate", "eval", "params"}
+
+
+def test_the_first_two_commands_are_marked_for_ci():
+    text = READMES[0].read_text(encoding="utf-8")
+    first = re.search(r"<!-- first command -->\n```bash\n(.*)\n```", text)
+    second = re.search(r"<!-- second command -->\n```bash\n(.*)\n```", text)
+    assert first and first[1].endswith("python demos/train_toy.py")
+    assert second and second[1].endswith("python -m pytest")
