@@ -1,8 +1,8 @@
-"""Pictures: the loss curve of a run, and what attention looks at. The only importer of matplotlib."""
+"""Pictures: the loss of a run, what attention looks at, what the checks found. The only importer of matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +140,173 @@ def attention_map(path: str | Path, weights: np.ndarray, tokens: Sequence[str], 
 
 def _visible(token: str) -> str:
     return {" ": "\u2423", "\n": "\u21b5"}.get(token, token)
+
+
+# -- gradient checks -------------------------------------------------------------------------------------------------
+
+CURVE_COLOURS = ("#1f5fa8", "#c2571a", "#2f8f5b", "#7a4fa3", "#3f9bb3", "#a8456b")
+EMPTY, MISSED, NOTICED, LESSON, CONSISTENT = "#f4f5f8", "#dfe3ec", "#1f5fa8", "#e0853f", "#7a4fa3"
+
+
+def step_sizes(
+    path: str | Path,
+    *,
+    steps: Sequence[float],
+    chosen: float,
+    curves: Mapping[str, Sequence[float]],
+    float32: tuple[str, Sequence[float]],
+) -> Path:
+    """Draw the error of a central difference against its step: rounding on the left, truncation on the right.
+
+    Parameters
+    ----------
+    path : path
+        Of the PNG to write.
+    steps : sequence of float
+        In units of the tensor's rms.
+    chosen : float
+        The step that the checks take.
+    curves : mapping from layer to errors
+        Relative, one for each step.
+    float32 : (layer, errors)
+        The same in single precision.
+    """
+    fig, ax = figure(7.2, 4.6)
+    ax.axvline(chosen, color=INK, lw=1, ls=":")
+    ax.annotate(
+        f"the step of the checks,\n{chosen * 1e6:g} millionths of the rms",
+        (chosen, 0.3),
+        (6, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=9,
+        color=INK,
+    )
+    for (layer, errors), colour in zip(curves.items(), CURVE_COLOURS):
+        ax.plot(steps, errors, color=colour, lw=1.5, label=layer)
+    layer, errors = float32
+    kept = [(h, e) for h, e in zip(steps, errors) if h >= 1e-8]  # below, float32 does not move at all
+    ax.plot(*zip(*kept), color=SOFT, lw=1.5, ls="--", label=f"{layer} in float32")
+    ax.text(1e-12, 1e-8, "rounding\ngrows as 1 / h", fontsize=9, color=INK, va="top")
+    ax.text(5e-3, 1e-7, "truncation\ngrows as h\u00b2", fontsize=9, color=INK, va="top")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(min(steps), max(steps))
+    ax.set_ylim(1e-12, 1)
+    ax.set_xlabel("step h / rms of the tensor", color=INK, fontsize=9)
+    ax.set_ylabel("relative error of the difference", color=INK, fontsize=9)
+    ax.set_title("Too small a step rounds, too large a step bends", color=INK, fontsize=11, loc="left")
+    ax.grid(color="#e6e9f0", lw=0.8)
+    ax.set_axisbelow(True)
+    ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return save(fig, path)
+
+
+def error_heat_map(path: str | Path, table: Mapping[str, Mapping[str, float]], kinds: Sequence[str]) -> Path:
+    """Draw the worst relative error of each layer (row) and kind of tensor (column), as a power of ten.
+
+    Parameters
+    ----------
+    path : path
+        Of the PNG to write.
+    table : mapping from layer to {kind: error}
+    kinds : sequence of str
+        The columns; those without an entry are left out.
+    """
+    kinds = [kind for kind in kinds if any(kind in row for row in table.values())]
+    exponents = np.full((len(table), len(kinds)), np.nan)
+    for i, row in enumerate(table.values()):
+        for j, kind in enumerate(kinds):
+            if kind in row:
+                exponents[i, j] = np.log10(min(max(row[kind], 1e-16), 1.0))
+    fig, ax = figure(2.2 + 0.62 * len(kinds), 1.3 + 0.36 * len(table))
+    image = ax.imshow(exponents, cmap="YlGnBu_r", vmin=-14, vmax=-4, aspect="auto")
+    for i, j in np.argwhere(np.isfinite(exponents)):
+        dark = exponents[i, j] < -9.5
+        ax.text(j, i, f"{exponents[i, j]:.1f}", ha="center", va="center", fontsize=8, color="white" if dark else INK)
+    ax.set_xticks(range(len(kinds)), kinds, fontsize=9)
+    ax.set_yticks(range(len(table)), [name.replace("_", " ") for name in table], fontsize=9)
+    ax.tick_params(length=0)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.set_title("Worst relative error of analytic against numeric, log10", color=INK, fontsize=11, loc="left")
+    bar = fig.colorbar(image, ax=ax, shrink=0.8, pad=0.02, ticks=[-14, -12, -10, -8, -6, -4])
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
+    return save(fig, path)
+
+
+def kill_matrix(
+    path: str | Path,
+    cells: Mapping[str, Mapping[str, bool]],
+    groups: Mapping[str, str],
+    consistent: Sequence[str],
+    strong: Sequence[str],
+    weak: Sequence[str],
+) -> Path:
+    """Draw which check notices which mutant, many mutants in two panels beside each other.
+
+    Parameters
+    ----------
+    path : path
+        Of the PNG to write.
+    cells : mapping from mutant to {column: noticed}
+        A column that does not apply is absent.
+    groups : mapping from mutant to layer
+        A line is drawn between layers.
+    consistent : sequence of str
+        Mutants that are wrong in forward and backward alike.
+    strong, weak : sequences of str
+        The columns: the checks of the layer itself, and the weak ones.
+    """
+    from matplotlib.patches import Patch
+
+    names = list(cells)
+    panels = 1 if len(names) <= 40 else 2
+    rows = -(-len(names) // panels)
+    label = 11.0  # width of the names, in cells
+    places = {c: label + j + (0.6 if c in weak else 0) for j, c in enumerate([*strong, *weak])}
+    width = label + len(places) + 2
+    fig, ax = figure(0.26 * width * panels, 2.1 + 0.185 * rows)
+    for n, name in enumerate(names):
+        left, y = n // rows * width, n % rows
+        if y and groups[name] != groups[names[n - 1]]:
+            ax.plot((left + 0.3, left + width - 1.4), (y - 0.5, y - 0.5), color=SOFT, lw=0.6)
+        colour = CONSISTENT if name in consistent else INK
+        ax.text(left + label - 0.3, y, name, ha="right", va="center", fontsize=6.5, color=colour)
+        for column, x in places.items():
+            ax.add_patch(_square(left + x, y, _cell_colour(cells[name].get(column), column in weak)))
+    for left in np.arange(panels) * width:
+        for column, x in places.items():
+            place = (left + x + 0.45, -0.9)
+            ax.text(*place, column, rotation=55, rotation_mode="anchor", fontsize=7, color=INK)
+        for first, text in ((strong[0], "its own checks"), (weak[0], "weak checks")):
+            ax.text(left + places[first] + 1.9, -6.6, text, fontsize=7.5, color=INK, weight="bold")
+    ax.set_xlim(0, width * panels)
+    ax.set_ylim(rows - 0.4, -7.6)
+    ax.axis("off")
+    handles = [
+        Patch(color=NOTICED, label="notices the bug"),
+        Patch(color=MISSED, label="does not: another check's task"),
+        Patch(color=LESSON, label="weak check that passes on wrong code"),
+        Patch(facecolor=EMPTY, edgecolor="#d5d9e3", label="does not apply"),
+        Patch(color="none", label="purple name: wrong in forward and backward alike"),
+    ]
+    legend = fig.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8, labelcolor=INK)
+    legend.get_texts()[-1].set_color(CONSISTENT)
+    ax.set_title(f"Which check notices which of {len(names)} bugs", color=INK, fontsize=11, loc="left")
+    return save(fig, path)
+
+
+def _cell_colour(noticed: bool | None, is_weak: bool) -> str:
+    if noticed is None:
+        return EMPTY
+    if noticed:
+        return NOTICED
+    return LESSON if is_weak else MISSED
+
+
+def _square(x: float, y: float, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x + 0.06, y - 0.44), 0.88, 0.88, facecolor=colour, lw=0)

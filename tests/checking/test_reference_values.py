@@ -1,0 +1,166 @@
+"""The known values: the layers compute them, they came from elsewhere, and wrong ones are noticed."""
+
+import numpy as np
+import pytest
+
+from numpy_minimind.checking import reference_models as models
+from numpy_minimind.checking.reference import (
+    ORACLE,
+    ReferenceValue,
+    fingerprint,
+    wave,
+    waved_weights,
+    with_weights,
+)
+from numpy_minimind.checking.reference_values import REFERENCE_VALUES, reference_faults
+from numpy_minimind.layers import Linear
+
+ALL = [(layer, value) for layer, values in REFERENCE_VALUES.items() for value in values]
+
+
+@pytest.mark.parametrize("value", [v for _, v in ALL], ids=[f"{layer}/{v.name}" for layer, v in ALL])
+def test_the_layer_computes_it(value):
+    assert value.fault() is None
+    assert value.source and value.tolerance <= 1e-6
+
+
+def test_every_layer_has_known_values():
+    assert set(REFERENCE_VALUES) == {
+        "linear", "embedding", "rmsnorm", "rope", "softmax", "scaled_dot_product", "attention", "kv_cache",
+        "swiglu", "moe", "block", "cross_entropy", "model",
+    }  # fmt: skip
+    for layer, values in REFERENCE_VALUES.items():
+        assert len({v.name for v in values}) == len(values), layer
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([1.0, 2.0], [1.0], np.inf),
+        ([0.0], [np.nan], np.inf),
+        ([np.inf], [np.inf], 0.0),
+        ([np.inf], [1.0], np.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_the_error_is_the_largest_difference(expected, found, error):
+    assert ReferenceValue("it", lambda: found, expected, 1e-9, "by hand").error() == error
+
+
+def test_a_wrong_value_is_told_with_its_source():
+    value = ReferenceValue("two", lambda: 2.1, 2.0, 1e-9, "by counting")
+    assert value.fault() == "two: off by 1.0e-01, known by counting"
+    assert ReferenceValue("thousand", lambda: 1000.0001, 1000, 1e-6, "by counting").fault() is None
+
+
+def test_the_fault_of_a_layer_names_the_value(monkeypatch):
+    right = Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda self, x: (right(self, x)[0] * 2, right(self, x)[1]))
+    assert reference_faults("linear")[0].startswith("y = x W^T: off by")
+
+
+def test_the_points_can_be_made_again():
+    np.testing.assert_allclose(wave(3, phase=0.5), np.sin([1.5, 2.87, 4.98]), atol=1e-15)
+    assert np.linalg.matrix_rank(wave(6, 6)) == 6
+    assert fingerprint(np.ones(2)) == pytest.approx(np.sin(1.5) + np.sin(2.87))
+    layer = with_weights(Linear(2, 1), weight=[[3, 4]])
+    assert layer.weight.data.dtype == np.float64 and layer.weight.data.tolist() == [[3, 4]]
+    assert models.padded_context().visible.shape == (2, 1, 5, 5)
+
+
+# -- the oracle's values once more, from the oracle ------------------------------------------------------------------
+
+
+def shapes(layer):
+    return {name: p.shape for name, p in layer.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    pytest.importorskip("torch")
+    from tests import oracles
+
+    return oracles
+
+
+def known(layer, name):
+    [value] = [v for v in REFERENCE_VALUES[layer] if v.name == name]
+    assert value.source == ORACLE
+    return np.asarray(value.expected)
+
+
+def same(found, expected):
+    found = np.asarray(found)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * max(1.0, np.abs(found).max()))
+
+
+def run(oracle, function, layer, cotangents):
+    """Return the outputs, and the fingerprints of all gradients, x first."""
+    x = models.hidden()
+    outputs, (dx, dw) = oracle.gradients(function, x, waved_weights(shapes(layer)), cotangents=cotangents)
+    return outputs, [fingerprint(dx), *(fingerprint(g) for g in dw.values())]
+
+
+@pytest.fixture
+def positions(oracle):
+    import torch
+
+    mask = torch.tensor(models.MASK)
+    frequencies, factor = oracle.rope_inverse_frequencies(models.FIELDS["head_dim"], 1e6)
+    visible = oracle.visible_keys(models.T, None, mask)
+    return (oracle.token_positions(models.T, mask), visible, frequencies, factor), mask.bool()
+
+
+def test_attention_and_block_from_the_oracle(oracle, positions):
+    where, counted = positions
+    dy = models.cotangent()
+    (y,), found = run(oracle, lambda x, w: oracle.attention(x, w, *where), models.attention(), [dy])
+    same(y[:, -1], known("attention", "y of the last token, one row padded"))
+    same(found, known("attention", "gradients of x and every weight"))
+
+    (y, _), found = run(oracle, lambda x, w: oracle.block(x, w, *where), models.block(), [dy, None])
+    same(y[:, -1], known("block", "y of the last token, one row padded"))
+    same(found, known("block", "gradients of x and every weight"))
+
+    def with_experts(x, w):
+        return oracle.block(x, w, *where, k=2, coef=0.3, counted=counted)
+
+    (_, aux), found = run(oracle, with_experts, models.block(**models.EXPERTS), [dy, np.array(1.0)])
+    same(aux, known("block", "auxiliary loss, two experts a token"))
+    same(found, known("block", "gradients of x and every weight, experts"))
+
+
+@pytest.mark.parametrize(("k", "norm"), [(1, False), (2, True), (2, False)])
+def test_moe_from_the_oracle(k, norm, oracle, positions):
+    _, counted = positions
+
+    def function(x, w):
+        return oracle.moe(x, w, k=k, norm_topk_prob=norm, coef=0.3, counted=counted)
+
+    (y, aux), found = run(oracle, function, models.moe(k, norm), [models.cotangent(), np.array(1.0)])
+    name = f"k = {k}, normalised" if norm else f"k = {k}"
+    same(y[:, -1], known("moe", f"y of the last token, {name}"))
+    same(aux, known("moe", f"auxiliary loss with padding, {name}"))
+    same(found, known("moe", f"gradients of x and every weight, {name}"))
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_the_model_from_the_oracle(name, oracle):
+    import torch
+
+    fields = {} if name == "dense" else models.EXPERTS
+    weights = waved_weights(shapes(models.model(**fields)))
+    state = {key: torch.tensor(w, requires_grad=True) for key, w in weights.items()}
+    ids, labels, mask = map(torch.tensor, (models.IDS, models.LABELS, models.MASK))
+    config = {**models.FIELDS, **fields}
+    share = 5 / models.ITEMS
+    total, ce, aux, n = oracle.loss(ids, labels, state, config, mask, models.ITEMS, share)
+    total.backward()
+    losses = [total.item(), ce.item(), aux.item() * share, n]
+    same(losses, known("model", f"losses and labels of a part of a batch, {name}"))
+    watched = [fingerprint(state[key].grad.numpy()) for key in models.WATCHED]
+    same(watched, known("model", f"gradients of that loss, {name}"))
+    if name == "dense":
+        same(oracle.causal_lm(ids, state, config, mask)[0].detach()[:, -1], models.PADDED)
+        same(oracle.causal_lm(ids, state, config)[0].detach()[:, -1], models.PLAIN)
