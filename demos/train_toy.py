@@ -82,12 +82,8 @@ print(f"of {report.sentences} sentences {report.grammatical:.1%} are grammatical
 print(f"and {report.copied:.1%} of these copy right, ", end="")
 print(f"{toy_report.held_out_copy_rate(model, tokenizer, 500, rng):.1%} when the quotation was never in training")
 
-# What it looks at while it copies: the strongest attention, over all heads, in a sentence with a quotation.
-sentence = next(s for s in toy_language.sample(rng, 100) if toy_language.check(s).has_quotation)
-ids = np.concatenate(([tokenizer.eos_token_id], tokenizer.encode_array(sentence)))[None]
-_, saved = model.forward(ids)
-weights = np.stack([block.self_attn.attend.p[0] for block in saved.model.blocks])  # (layers, heads, T, T)
-layer, head = toy_report.copying_head(weights, sentence)
+# What it looks at while it copies: the one head that is best at it, in a sentence with a quotation.
+copying = toy_report.copying_head(model, tokenizer, toy_report.a_quoting_sentence(rng))
 pictures = [
     plotting.loss_curve(
         args.out / "loss.png",
@@ -98,9 +94,9 @@ pictures = [
     ),
     plotting.attention_map(
         args.out / "attention.png",
-        weights[layer, head],
-        ["\n", *sentence],
-        title=f"Layer {layer}, head {head} finds what to repeat",
+        copying.weights,
+        copying.tokens,
+        title=f"Layer {copying.layer}, head {copying.head} finds what to repeat",
     ),
 ]
 nm.save_pretrained(model, args.out / "model", tokenizer=tokenizer)

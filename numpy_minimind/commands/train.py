@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             _check_same_text(corpus, stored)
             _warn_of_changes(stored["environment"])
             trainer.load_state_dict(arrays, stored["trainer"])
+            arrays.clear()
         else:
             folder.create(args.overwrite)
         return _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0)).go(args.stop_after)
@@ -259,24 +260,32 @@ class _Run:
             report.append(f"held-out loss {self.val_loss:.4f} nats a token{against}")
         if trainer.skipped_steps:
             report.append(f"{trainer.skipped_steps} steps skipped: their gradient was not finite")
-        report += self.draw_picture()
+        report += self.draw_pictures()
         if signal is None and trainer.t == self.settings["steps"]:
             report += self.samples()
         return [*report, f"{seconds:.0f} s in all; everything is in {self.folder.path}"]
 
-    def draw_picture(self) -> list[str]:
-        """Draw the loss curve; a missing plot library is no reason to lose a run."""
-        corpus, metrics = self.corpus, self.folder.read_metrics()
+    def draw_pictures(self) -> list[str]:
+        """Draw the loss curve and, for the toy language, the head that copies.
+
+        A missing plot library is no reason to lose a run.
+        """
+        corpus, model = self.corpus, self.trainer.model
         try:
             plotting.loss_curve(
-                self.folder.picture,
-                metrics,
+                self.folder.loss_picture,
+                self.folder.read_metrics(),
                 title=f"{corpus.name} corpus, {self.settings['preset']} model",
                 entropy_floor=corpus.entropy_floor,
                 oracle_loss=corpus.oracle_loss,
             )
+            if corpus.name == "toy":
+                sentence = toy_report.a_quoting_sentence(np.random.default_rng(0))
+                head = toy_report.copying_head(model, corpus.tokenizer, sentence)
+                title = f"Layer {head.layer}, head {head.head} looks most at what to repeat"
+                plotting.attention_map(self.folder.attention_picture, head.weights, head.tokens, title=title)
         except ImportError as error:
-            return [f"no picture: {error}"]
+            return [f"no pictures: {error}"]
         return []
 
     def samples(self) -> list[str]:
@@ -285,9 +294,11 @@ class _Run:
         if self.corpus.name == "toy":
             sentences = toy_report.write_sentences(model, tokenizer, 5, rng)
             return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
-        start = np.array([[int(self.trainer.batches.draw(rng).inputs[0, 0])]])
-        ids = model.generate(start, max_new_tokens=200, eos_token_id=None, rng=rng)
-        return ["it writes:", "  " + tokenizer.decode([int(i) for i in ids[0]]).replace("\n", "\n  ")]
+        some = self.held_out[0] if self.held_out else self.trainer.batches.draw(rng)
+        prompt = some.inputs[:1, :32]
+        ids = model.generate(prompt, max_new_tokens=200, eos_token_id=None, rng=rng)
+        text = tokenizer.decode(ids[0, prompt.shape[1] :])
+        return [f"it continues {tokenizer.decode(prompt[0])!r}:", "  " + text.replace("\n", "\n  ")]
 
 
 def _mark(sentence: str) -> str:

@@ -16,7 +16,7 @@ from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.training.trainer import Trainer
 
-OWN = ("metrics.jsonl", "summary.json", "loss.png", "attention.png", "samples.txt", "model", "resume.safetensors")
+OWN = ("metrics.jsonl", "summary.json", "loss.png", "attention.png", "model", "resume.safetensors")
 
 
 class RunFolder:
@@ -31,7 +31,8 @@ class RunFolder:
         self.path = Path(path).expanduser()
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
-        self.picture = self.path / "loss.png"
+        self.loss_picture = self.path / "loss.png"
+        self.attention_picture = self.path / "attention.png"
         self.model = self.path / "model"
         self.resume = self.path / "resume.safetensors"
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.backend import to_numpy
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training import toy_language
 
@@ -93,22 +94,31 @@ def _continue(
     return sentences
 
 
-def copying_head(weights: np.ndarray, sentence: str) -> tuple[int, int]:
-    """Find the head that looks most at what comes next in the first quotation while the second one is read.
+class CopyingHead(NamedTuple):
+    """The head that looks most at what comes next in the first quotation while the echo is read."""
 
-    Parameters
-    ----------
-    weights : array (L, N, T, T)
-        Attention of every layer and head for an end mark followed by `sentence`.
-    sentence : str
-        With a quotation, copied right.
+    layer: int
+    head: int
+    tokens: list[str]  # T characters: an end mark, then the sentence
+    weights: np.ndarray  # (T, T) what each position looks at
 
-    Returns
-    -------
-    (int, int)
-        Layer and head.
+
+def copying_head(model: MiniMindForCausalLM, tokenizer: Any, sentence: str) -> CopyingHead:
+    """Find the head that copies, in a sentence with a quotation that is repeated right.
+
+    While the echo's character j is to be written, a head that copies looks at character j of the quotation: as far
+    back as the two opening marks are apart, and one on.
     """
+    ids = np.concatenate(([tokenizer.eos_token_id], tokenizer.encode_array(sentence)))[None]  # (1, T)
+    _, saved = model.forward(ids)
+    weights = np.stack([to_numpy(block.self_attn.attend.p)[0] for block in saved.model.blocks])  # (L, N, T, T)
     first, second = sentence.index(QUOTE), sentence.index(ECHO)
-    length = len(sentence) - 1 - second
-    queries = second + 1 + np.arange(length)  # positions count the end mark in front
-    return divmod(int(weights[:, :, queries, queries - (second - first) + 1].mean(axis=-1).argmax()), weights.shape[1])
+    queries = 1 + np.arange(second, len(sentence) - 1)  # 1 for the end mark in front
+    copying = weights[:, :, queries, queries - (second - first) + 1].mean(axis=-1)  # (L, N)
+    layer, head = divmod(int(copying.argmax()), weights.shape[1])
+    return CopyingHead(layer, head, [toy_language.END, *sentence], weights[layer, head])
+
+
+def a_quoting_sentence(rng: np.random.Generator) -> str:
+    """Draw a sentence with a quotation."""
+    return next(s for s in toy_language.sample(rng, 100) if toy_language.check(s).has_quotation)
