@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
@@ -41,6 +42,9 @@ def command_module(name: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets its number instead
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     module = command_module(args.command)
     try:

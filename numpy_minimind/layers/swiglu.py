@@ -15,8 +15,9 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
     xp = get_array_module(x)
-    lowest = -0.99 * math.log(float(xp.finfo(x.dtype).max))  # -88 in float32
-    return 1 / (1 + xp.exp(-xp.maximum(x, lowest)))
+    u = x.astype(xp.result_type(x, xp.float32), copy=False)
+    lowest = -0.99 * math.log(float(xp.finfo(u.dtype).max))  # -88 in float32
+    return (1 / (1 + xp.exp(-xp.maximum(u, lowest)))).astype(x.dtype, copy=False)
 
 
 class SwiGLUSaved(NamedTuple):
@@ -54,7 +55,7 @@ class SwiGLU(Layer):
         x, g and u; h is rebuilt from g and u for the gradient of W_d.
 
     Dtype
-        That of x.
+        That of x; the sigmoid computed in float32 or better.
 
     Source
         Shazeer, "GLU Variants Improve Transformer", 2020, equation 6; ``FeedForward`` in MiniMind.

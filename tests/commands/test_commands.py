@@ -39,6 +39,12 @@ def test_generate_as_json_is_what_model_generate_gives(trained, capsys):
     assert result["ids"] == ids[0, 4:].tolist() and result["text"] == tokenizer.decode(result["ids"])
 
 
+def test_output_that_cannot_show_a_character_shows_its_number(trained):
+    flags = ["--prompt", "the \u72d0", "--max-new-tokens", 2]
+    out, _ = run("generate", trained, *flags, env={"PYTHONIOENCODING": "ascii"})
+    assert out.startswith("the \\u72d0")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

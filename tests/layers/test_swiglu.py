@@ -73,3 +73,11 @@ def test_complex_step_agrees_in_x_and_all_weights(rng):
         return other(x)
 
     assert complex_step(f, [x, *weights], v, dy) == pytest.approx(right, rel=1e-12)
+
+
+def test_sigmoid_of_half_precision_is_rounded_from_float32():
+    x = np.array([-60000, -20, -6, 0, 20, 60000], np.float16)
+    with np.errstate(all="raise", under="ignore"):
+        right = (1 / (1 + np.exp(-np.maximum(x.astype(np.float64), -700)))).astype(np.float16)
+        np.testing.assert_array_equal(sigmoid(x), right)
+    assert sigmoid(x).dtype == np.float16
