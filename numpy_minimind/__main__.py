@@ -2,7 +2,10 @@
 
 import sys
 
-from numpy_minimind.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from numpy_minimind.cli import main  # takes a moment, in which Ctrl-C should not print a traceback
+
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

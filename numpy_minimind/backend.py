@@ -90,11 +90,12 @@ def scatter_add(target: Any, index: Any, rows: Any) -> None:
     if xp is not np or index.size == 0:
         xp.add.at(target, index, rows)
         return
-    # Equal indices side by side, then one sum a group: several times faster than np.add.at on rows.
+    # Equal indices side by side, then one sum for each different index: faster than np.add.at on rows, whether few
+    # indices repeat often (a character vocabulary) or many seldom (MiniMind's 6,400).
     order = np.argsort(index, kind="stable")
-    in_order = index[order]
-    first = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
-    target[in_order[first]] += np.add.reduceat(rows[order], first, axis=0)
+    values, first = np.unique(index[order], return_index=True)
+    for value, group in zip(values, np.split(order, first[1:])):
+        target[value] += rows[group].sum(axis=0)
 
 
 def top_k(x: Any, k: int) -> Any:

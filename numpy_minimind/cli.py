@@ -1,4 +1,7 @@
-"""The command line: parse, run a command, print what it returns. Exit codes: 2 for bad input, 130 for Ctrl-C."""
+"""The command line: parse, run a command, print what it returns.
+
+Exit codes: 1 for a failed check or a lost training, 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = command_module(args.command)
     try:
         result = module.run(args)
-        text = json.dumps(result, ensure_ascii=False) if getattr(args, "json", False) else module.render(result)
-        if text:
-            print(text, flush=True)
+        show(module, result, getattr(args, "json", False))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -59,11 +60,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `... | head`: whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        hush()
         return 0
-    except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error or 'out of memory'}", file=sys.stderr)
         return 2
     return module.exit_code(result) if hasattr(module, "exit_code") else 0
+
+
+def show(module: Any, result: dict[str, Any], as_json: bool) -> None:
+    """Print what a command returned."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(result, ensure_ascii=not utf8, allow_nan=False) if as_json else module.render(result)
+    if text:
+        print(text, flush=True)
+
+
+def hush() -> None:
+    """Send what is still printed nowhere, so that Python does not complain again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -73,6 +73,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "mlp_only_layers": ([], None),
     "decoder_sparse_step": (1, None),
+    "n_routed_experts": (None,),
+    "routed_scaling_factor": (1.0, None),
     "n_shared_experts": (0, None),
     "num_shared_experts": (0, None),
     "scoring_func": ("softmax", None),
@@ -121,8 +123,12 @@ class MiniMindConfig:
     router_aux_loss_coef: float = 5e-4
 
     def __post_init__(self) -> None:
-        self._check_counts()
         derive = object.__setattr__  # the dataclass is frozen for everybody else
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "item"):  # a NumPy number would make float32 arithmetic float64
+                derive(self, field.name, value.item())
+        self._check_counts()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -137,8 +143,10 @@ class MiniMindConfig:
         if self.norm_topk_prob is None:
             derive(self, "norm_topk_prob", self.num_experts_per_tok > 1)
         if self.inference_rope_scaling and self.rope_scaling is None:
-            derive(self, "rope_scaling", dict(YARN))
+            derive(self, "rope_scaling", YARN)
         self._check_relations()
+        if self.rope_scaling is not None:
+            derive(self, "rope_scaling", dict(self.rope_scaling))  # a copy: the caller's may change
 
     def _check_counts(self) -> None:
         for name in (
@@ -193,6 +201,8 @@ class MiniMindConfig:
             if not isinstance(getattr(self, name), bool):  # "false" would count as true
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         check_rope_scaling(self.rope_scaling)
+        if self.rope_scaling is not None and not self.rope_theta > 1:
+            raise ValueError(f"rope_theta must be more than 1 for YaRN, got {self.rope_theta!r}")
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> MiniMindConfig:
@@ -221,6 +231,8 @@ class MiniMindConfig:
         ValueError
             Naming the field that asks for arithmetic that is not implemented, or that does not fit.
         """
+        if not isinstance(d, Mapping):
+            raise ValueError(f"a config is a mapping from field to value, got {d!r}")
         model_type = d.get("model_type")
         if model_type not in (None, "minimind", "qwen3", "qwen3_moe"):
             raise ValueError(f"model_type {model_type!r} is not supported: expected minimind, qwen3 or qwen3_moe")
@@ -299,7 +311,7 @@ def check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
             continue  # transformers takes max_position_embeddings then
         if not (_is_number(value) and value > 0):
             raise ValueError(f"rope_scaling needs a positive {name}, got {value!r}")
-    for name in ("beta_fast", "beta_slow", "attention_factor"):
+    for name in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
         value = scaling.get(name)
         if value is not None and not (_is_number(value) and value > 0):
             raise ValueError(f"rope_scaling's {name} must be a positive number or absent, got {value!r}")

@@ -81,7 +81,7 @@ def loss_curve(
         ax.axhline(oracle_loss, color=ORACLE, lw=1.2, ls="--", label=f"the grammar itself ({oracle_loss:.3f})")
     if entropy_floor is not None:
         ax.axhline(entropy_floor, color=FLOOR, lw=1.2, ls=":", label=f"entropy floor ({entropy_floor:.3f})")
-    ax.set_title(title, color=INK, fontsize=11, loc="left")
+    ax.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
     ax.set_xlabel("step", color=INK, fontsize=9)
     ax.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
     ax.set_yscale("log")

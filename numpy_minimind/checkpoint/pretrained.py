@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +199,7 @@ def _storage_dtype(dtype: Any) -> str:
 
 def _is_weights(name: str) -> bool:
     """Say whether a file of an older folder is replaced by the new weights: shards and their index."""
-    return name == INDEX or (name.startswith("model") and name.endswith(".safetensors"))
+    return name in (INDEX, WEIGHTS) or re.fullmatch(r"model-\d+-of-\d+\.safetensors", name) is not None
 
 
 def huggingface_config(config: MiniMindConfig, dtype: str) -> dict[str, Any]:

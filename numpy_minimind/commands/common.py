@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from numpy_minimind.checkpoint.pretrained import from_pretrained
-from numpy_minimind.checkpoint.tokenizer import load_tokenizer
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer, load_tokenizer
 from numpy_minimind.model import MiniMindForCausalLM
 
 
@@ -37,3 +40,10 @@ def load_model(path: str, device: str) -> tuple[MiniMindForCausalLM, Any]:
     model = from_pretrained(folder)
     model.to(device)
     return model, load_tokenizer(folder)
+
+
+def warn_of_unknown(tokenizer: Any, ids: Any) -> None:
+    """Say on standard error how many characters a character tokenizer did not know: they were read as id 0."""
+    unknown = sum(int((np.asarray(part) == tokenizer.unk_token_id).sum()) for part in ids)
+    if unknown and isinstance(tokenizer, CharTokenizer):
+        print(f"warning: {unknown:,} characters are unknown to the model's tokenizer", file=sys.stderr)

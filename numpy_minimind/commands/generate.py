@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.commands.common import add_device, device_of, load_model
+from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 
 HELP = "continue a text"
 EXAMPLE = 'generate runs/toy --prompt "小明" --seed 1'
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--seed must not be negative, got {args.seed}")
     model, tokenizer = load_model(args.model, device_of(args))
     ids = prompt_ids(tokenizer, args.prompt)
+    warn_of_unknown(tokenizer, [ids])
     stream = Stream(tokenizer, args.prompt, silent=args.json)
     began = time.perf_counter()
     output = model.generate(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from numpy_minimind import accounting
+from numpy_minimind.checkpoint.pretrained import read_config
 from numpy_minimind.config import PRESETS, MiniMindConfig
 
 HELP = "parameters, FLOPs and bytes of a model"
@@ -43,7 +43,7 @@ def config_of(name: str) -> MiniMindConfig:
         return MiniMindConfig.preset(name)
     for path in (Path(name).expanduser(), Path(name).expanduser() / "model"):
         if (path / "config.json").is_file():
-            return MiniMindConfig.from_dict(json.loads((path / "config.json").read_text(encoding="utf-8-sig")))
+            return read_config(path / "config.json")
     raise ValueError(f"{name!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a config.json")
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from numpy_minimind.training.trainer import StepReport
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print a line at once. When nobody reads any more (`train ... | head`), go on training in silence."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=file or sys.stdout, flush=True)
 
 
 class Progress:
@@ -35,4 +42,4 @@ class Progress:
             self.bar.update()
         elif line is not None:
             held = f"  held out {line['val_loss']:.4f}" if "val_loss" in line else ""
-            print(f"step {report.step:>6}  loss {report.ce_loss:.4f}  {speed:>8,.0f} tokens/s{held}", flush=True)
+            say(f"step {report.step:>6}  loss {report.ce_loss:.4f}  {speed:>8,.0f} tokens/s{held}")

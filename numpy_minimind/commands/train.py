@@ -18,7 +18,7 @@ import numpy as np
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
-from numpy_minimind.commands.progress import Progress
+from numpy_minimind.commands.progress import Progress, say
 from numpy_minimind.commands.train_settings import DEFAULTS, build, fresh_settings, resumed_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.training import toy_language, toy_report
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     folder = RunFolder(args.out)
     if args.resume and args.overwrite:
         raise ValueError("--resume continues a run and --overwrite deletes it: give one of them")
+    if args.stop_after is not None and args.stop_after < 1:
+        raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
     arrays, stored = folder.load() if args.resume else ({}, {})
     settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args)
     keep_freed_memory()
@@ -80,9 +82,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             _warn_of_changes(stored["environment"])
             trainer.load_state_dict(arrays, stored["trainer"])
             arrays.clear()
-        else:
-            folder.create(args.overwrite)
-        return _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0)).go(args.stop_after)
+        sitting = _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0))
+        with StopRequest() as stop:
+            if not args.resume:
+                folder.create(args.overwrite)
+            return sitting.go(args.stop_after, stop)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -123,14 +127,10 @@ def _warn_of_changes(then: dict[str, Any]) -> None:
     now = environment()
     for name, value in then.items():
         if now.get(name) != value:
-            _say(
+            say(
                 f"warning: {name} was {value} and is {now.get(name)}: the result may differ in the last bits",
                 sys.stderr,
             )
-
-
-def _say(text: str, file: Any = None) -> None:
-    print(text, file=file or sys.stdout, flush=True)
 
 
 class _Run:
@@ -146,18 +146,19 @@ class _Run:
         self.val_loss: float | None = None
         self.saved = trainer.t  # step of the last checkpoint
 
-    def go(self, stop_after: int | None) -> dict[str, Any]:
-        """Train to the end, or to `stop_after`, or to a signal."""
+    def go(self, stop_after: int | None, stop: StopRequest) -> dict[str, Any]:
+        """Train to the end, or to `stop_after`, or to a signal.
+
+        The first thing is to save: a resumed run's model/ may be older than its resume file, and a folder that cannot
+        be written is better known now. A finished run that is resumed gets its summary and pictures again.
+        """
         trainer, steps = self.trainer, self.settings["steps"]
         first, last = trainer.t, steps if stop_after is None else min(stop_after, steps)
-        if first >= last:
-            return {"signal": None, "report": [f"nothing to do: step {first} of {steps} is done already"]}
-        self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
         self.introduce(first)
-        if first == 0:
-            self.save()
         try:
-            with StopRequest() as stop, Progress(first, last) as progress:
+            with Progress(first, last) as progress:
+                self.save()
+                self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
                 self.loop(last, stop, progress)
         except TrainingDiverged as error:
             where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
@@ -166,14 +167,14 @@ class _Run:
 
     def loop(self, last: int, stop: StopRequest, progress: Progress) -> None:
         """Train; log and save on the way and, wherever it stops, at the end."""
-        trainer, line = self.trainer, None
+        trainer, report, line = self.trainer, None, None
         while trainer.t < last and stop.signal is None:
             report = trainer.step()
             line = self.log(report) if self.is_planned(report.step) else None
             progress.update(report, line)
             if trainer.t % self.settings["save_every"] == 0:
                 self.save()
-        if line is None:
+        if report is not None and line is None:
             self.log(report)
         if self.saved != trainer.t:
             self.save()
@@ -181,12 +182,14 @@ class _Run:
     def introduce(self, first: int) -> None:
         """Say what is about to happen."""
         model, corpus = self.trainer.model, self.corpus
-        _say(
+        steps = self.settings["steps"]
+        say(
             f"{self.settings['preset']} model, {model.num_parameters():,} parameters, vocabulary "
-            f"{model.config.vocab_size}; corpus {corpus.name}; steps {first + 1} to {self.settings['steps']}"
+            f"{model.config.vocab_size}; corpus {corpus.name}; "
+            + (f"steps {first + 1} to {steps}" if first < steps else f"all {steps} steps are done already")
         )
         if not self.held_out:
-            _say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
+            say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
 
     def is_planned(self, step: int) -> bool:
         """Whether an uninterrupted run logs this step."""
@@ -202,11 +205,14 @@ class _Run:
         line = {**report._asdict(), "tokens_per_s": average / report.seconds}
         del line["seconds"]
         if self.held_out and self.is_evaluated(report.step):
-            whole = report.step == self.settings["steps"]
-            self.val_loss, _ = evaluate(self.trainer.model, self.held_out if whole else self.held_out[:QUICK_LOOK])
-            line["val_loss"] = self.val_loss
+            line["val_loss"] = self.val_loss = self.look(report.step)
         self.folder.log(line)
         return line
+
+    def look(self, step: int) -> float:
+        """Measure the loss on held-out text: all of it after the last step, some of it before."""
+        some = self.held_out if step == self.settings["steps"] else self.held_out[:QUICK_LOOK]
+        return evaluate(self.trainer.model, some)[0]
 
     def save(self) -> None:
         """Write model and resume file, unless the weights have gone bad since the last step."""
@@ -234,8 +240,8 @@ class _Run:
     def finish(self, signal: int | None) -> list[str]:
         """Write summary and picture; return what to tell the user."""
         trainer, corpus = self.trainer, self.corpus
-        if self.held_out and not self.is_evaluated(trainer.t):
-            self.val_loss, _ = evaluate(trainer.model, self.held_out[:QUICK_LOOK])
+        if self.held_out and (self.val_loss is None or not self.is_evaluated(trainer.t)):
+            self.val_loss = self.look(trainer.t)
         seconds = self.elapsed()
         self.folder.write_summary(
             {
@@ -296,7 +302,8 @@ class _Run:
             return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
         some = self.held_out[0] if self.held_out else self.trainer.batches.draw(rng)
         prompt = some.inputs[:1, :32]
-        ids = model.generate(prompt, max_new_tokens=200, eos_token_id=None, rng=rng)
+        room = model.config.max_position_embeddings - prompt.shape[1]
+        ids = model.generate(prompt, max_new_tokens=min(200, room), eos_token_id=None, rng=rng)
         text = tokenizer.decode(ids[0, prompt.shape[1] :])
         return [f"it continues {tokenizer.decode(prompt[0])!r}:", "  " + text.replace("\n", "\n  ")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
 def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Fill in the defaults and refuse what cannot work, before anything is computed."""
     given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-    settings = {**DEFAULTS, **given, "device": device_of(args)}
+    settings = {**DEFAULTS, **_absolute(given), "device": device_of(args)}
     if args.steps is not None and args.warmup is None:
         settings["warmup"] = min(DEFAULTS["warmup"], settings["steps"] // 10)
     for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
@@ -50,17 +51,27 @@ def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
     if settings["seed"] < 0:
         raise ValueError(f"--seed must not be negative, got {settings['seed']}")
-    if args.stop_after is not None and args.stop_after < 1:
-        raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
     return settings
+
+
+def _absolute(settings: dict[str, Any]) -> dict[str, Any]:
+    """Make paths absolute, so that a run can be resumed from anywhere."""
+    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char",)}
+    paths = {
+        name: str(Path(value).expanduser().resolve())
+        for name, value in settings.items()
+        if name in words and value not in words[name] and not value.startswith(("pretrain:", "sft:", "bpe:"))
+    }
+    return {**settings, **paths}
 
 
 def resumed_settings(args: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
     """Take every setting from the run; refuse a flag that says something else."""
+    given = _absolute({name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None})
     differing = [
-        f"--{name.replace('_', '-')} {getattr(args, name)} (the run has {stored[name]})"
-        for name in DEFAULTS
-        if getattr(args, name) is not None and getattr(args, name) != stored[name]
+        f"--{name.replace('_', '-')} {value} (the run has {stored.get(name)})"
+        for name, value in given.items()
+        if value != stored.get(name)
     ]
     if differing:
         raise ValueError(f"--resume continues the run as it was begun; leave out {', '.join(differing)}")
@@ -79,8 +90,10 @@ def build(settings: dict[str, Any]) -> tuple[Corpus, Trainer]:
         **dict(_field(text) for text in settings["set"]),
     }
     config = MiniMindConfig.preset(settings["preset"], **overrides)
-    if config.vocab_size < tokenizer.vocab_size:
-        raise ValueError(f"vocab_size {config.vocab_size} is less than the tokenizer's {tokenizer.vocab_size}")
+    if config.vocab_size != tokenizer.vocab_size:
+        raise ValueError(f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens")
+    if config.dropout:
+        raise ValueError(f"dropout {config.dropout} is not implemented in training: leave it at 0")
     if settings["seq_len"] > config.max_position_embeddings:
         raise ValueError(
             f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"

@@ -100,7 +100,7 @@ class TextCorpus:
     oracle_loss: float | None = None
 
     def __init__(self, name: str, text: str, tokenizer: Any = None) -> None:
-        self.name = name
+        self.name, self.text = name, text
         self.tokenizer = CharTokenizer.from_text(text) if tokenizer is None else tokenizer
         train, held_out = split_text(text)
         self.train = [self.tokenizer.encode_array(part) for part in train]
@@ -118,8 +118,9 @@ class TextCorpus:
         return in_batches(cover(self.held, seq_len), batch_size, self.tokenizer.pad_token_id or 0)
 
     def all(self, batch_size: int, seq_len: int) -> list[Batch]:
-        """Return the whole text, in its parts."""
-        return in_batches(cover(self.train + self.held, seq_len), batch_size, self.tokenizer.pad_token_id or 0)
+        """Return the whole text, as one piece."""
+        ids = self.tokenizer.encode_array(self.text)
+        return in_batches(cover([ids], seq_len), batch_size, self.tokenizer.pad_token_id or 0)
 
     def _starts(self, seq_len: int) -> np.ndarray:
         if getattr(self, "_cached_seq_len", None) != seq_len:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.training.trainer import Trainer
 
-OWN = ("metrics.jsonl", "summary.json", "loss.png", "attention.png", "model", "resume.safetensors")
-
 
 class RunFolder:
     """Files of one run under one folder.
@@ -28,6 +26,8 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not str(path):
+            raise ValueError("--out needs the name of a folder")
         self.path = Path(path).expanduser()
         self.metrics = self.path / "metrics.jsonl"
         self.summary = self.path / "summary.json"
@@ -37,7 +37,10 @@ class RunFolder:
         self.resume = self.path / "resume.safetensors"
 
     def create(self, overwrite: bool) -> None:
-        """Make the folder; with `overwrite`, remove what an earlier run left in it (and nothing else).
+        """Make the folder, or with `overwrite` take one that is in use.
+
+        Nothing of an earlier run is lost before there is something to put in its place: the first `save` replaces its
+        checkpoint and its model, `trim` its metrics, the end of the run the rest. Files of others stay.
 
         Raises
         ------
@@ -48,40 +51,39 @@ class RunFolder:
         """
         if self.path.is_file():
             raise ValueError(f"{self.path} is a file: --out needs a folder")
-        if self.path.exists() and any(self.path.iterdir()):
-            if not overwrite:
-                raise ValueError(
-                    f"{self.path} is already in use: choose another folder, or --resume to continue that run, "
-                    "or --overwrite to start afresh"
-                )
-            self._clear()
+        if not overwrite and self._in_use():
+            raise ValueError(
+                f"{self.path} is already in use: choose another folder, or --resume to continue that run, "
+                "or --overwrite to start afresh"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics.touch()  # says now, not after an hour, that the folder cannot be written
 
-    def _clear(self) -> None:
-        for name in OWN:
-            victim = self.path / name
-            if victim.is_dir():
-                shutil.rmtree(victim)
-            else:
-                victim.unlink(missing_ok=True)
+    def _in_use(self) -> bool:
+        """Whether it holds more than the empty metrics file of a run that never began."""
+        return self.path.exists() and any(path != self.metrics or path.stat().st_size for path in self.path.iterdir())
 
     # -- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl."""
         with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(_finite(line)) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the logged steps; a last line cut short by a crash is left out."""
         lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
-        return [json.loads(line) for line in lines[:-1]]
+        read = [json.loads(line) for line in lines[:-1]]
+        if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in read):
+            raise ValueError(f"{self.metrics} holds lines that are no logged steps: was it edited?")
+        return read
 
     def trim(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the logged steps for which `keep` is False."""
         lines = [json.dumps(line) + "\n" for line in self.read_metrics() if keep(line)]
         write_text(self.metrics, "".join(lines))
+        for path in (self.summary, self.loss_picture, self.attention_picture):  # they are of another moment
+            path.unlink(missing_ok=True)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -99,11 +101,19 @@ class RunFolder:
         FileNotFoundError, ValueError
             When there is none, or it is damaged.
         """
-        return load_resume(self.resume)
+        arrays, state = load_resume(self.resume)
+        if not {"settings", "trainer", "environment", "fingerprint"} <= state.keys():
+            raise ValueError(f"{self.resume} was not written by a training run: there is nothing in it to resume")
+        return arrays, state
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        write_json(self.summary, summary)
+        write_json(self.summary, _finite(summary))
+
+
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace numbers that JSON does not have by null."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
 
 
 def environment() -> dict[str, Any]:

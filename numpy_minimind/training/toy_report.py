@@ -81,7 +81,7 @@ def _continue(
             ids[b, T - len(prompt) :], mask[b, T - len(prompt) :] = prompt, True
         output = model.generate(
             ids,
-            max_new_tokens=2 * toy_language.MAX_LENGTH,
+            max_new_tokens=min(2 * toy_language.MAX_LENGTH, model.config.max_position_embeddings - T),
             temperature=temperature,
             top_k=0,
             top_p=1.0,

@@ -152,7 +152,7 @@ def evaluate(model: MiniMindForCausalLM, batches: Sequence[Batch]) -> tuple[floa
     """
     total, tokens = 0.0, sum(batch.n_tokens for batch in batches)
     if not tokens:
-        raise ValueError("there is no held-out text to evaluate on: the corpus is too short")
+        raise ValueError("there is nothing to predict in this text: it needs at least two tokens")
     with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is returned as it is
         for batch in batches:
             logits = model(batch.inputs, batch.attention_mask)

@@ -8,8 +8,10 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.cli import main
+from numpy_minimind.commands import eval as eval_command
 from numpy_minimind.commands import generate as generate_command
 from numpy_minimind.layers import RMSNorm
+from numpy_minimind.training.corpora import ToyCorpus
 from tests.commands.conftest import SMALL, run
 
 
@@ -43,6 +45,8 @@ def test_output_that_cannot_show_a_character_shows_its_number(trained):
     flags = ["--prompt", "the \u72d0", "--max-new-tokens", 2]
     out, _ = run("generate", trained, *flags, env={"PYTHONIOENCODING": "ascii"})
     assert out.startswith("the \\u72d0")
+    out, _ = run("generate", trained, *flags, "--json", env={"PYTHONIOENCODING": "ascii"})
+    assert json.loads(out)["prompt"] == "the \u72d0"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_eval_gives_the_held_out_loss_that_training_reported(trained, toy_text, 
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
     assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2))
     whole = as_json(capsys, *flags)  # all of a file by default
-    assert whole["tokens"] == len(toy_text.read_text(encoding="utf-8")) - 2  # two parts, the first id of each unseen
+    assert whole["tokens"] == len(toy_text.read_text(encoding="utf-8")) - 1  # all but the first
 
 
 def test_eval_of_the_toy_language(tmp_path, capsys):
@@ -114,6 +118,46 @@ def test_eval_of_the_toy_language(tmp_path, capsys):
 def test_eval_refuses_a_model_of_another_vocabulary(trained, capsys):
     assert main(["eval", str(trained), "--corpus", "toy"]) == 2
     assert "trained on something else" in capsys.readouterr().err
+
+
+def test_unknown_characters_are_counted_on_standard_error(trained, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("the \u2603\u2603 fox " * 20, encoding="utf-8")
+    assert main(["eval", str(trained), "--corpus", str(tmp_path / "t.txt"), "--json"]) == 0
+    assert "warning: 40 characters are unknown" in capsys.readouterr().err
+    assert main(["generate", str(trained), "--prompt", "the \u2603", "--max-new-tokens", "1"]) == 0
+    assert "warning: 1 characters are unknown" in capsys.readouterr().err
+
+
+def test_bits_per_char_counts_characters_and_not_tokens(trained, toy_text, capsys, monkeypatch):
+    class Pairs:  # a tokenizer whose tokens are two characters long
+        def __init__(self, tokenizer):
+            self.vocab_size, self.pad_token_id, self.inner = tokenizer.vocab_size, 0, tokenizer
+
+        def encode_array(self, text):
+            return self.inner.encode_array(text)
+
+        def decode(self, ids):
+            return "ab" * len(ids)
+
+    model, tokenizer = eval_command.load_model(str(trained), "cpu")
+    monkeypatch.setattr(eval_command, "load_model", lambda path, device: (model, Pairs(tokenizer)))
+    monkeypatch.setattr(eval_command, "warn_of_unknown", lambda *args: None)
+    result = as_json(capsys, "eval", str(trained), "--corpus", str(toy_text))
+    assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2) / 2)
+
+
+def test_eval_of_weights_that_are_not_usable_is_an_error(trained, tmp_path, toy_text, capsys):
+    model, tokenizer = nm.from_pretrained(trained / "model"), nm.load_tokenizer(trained / "model")
+    model.model.norm.weight.data[0] = np.nan
+    nm.save_pretrained(model, tmp_path / "bad", tokenizer=tokenizer)
+    assert main(["eval", str(tmp_path / "bad"), "--corpus", str(toy_text), "--json"]) == 2
+    assert "not usable" in capsys.readouterr().err
+
+
+def test_the_prompt_of_a_toy_model_begins_with_the_end_mark():
+    tokenizer = ToyCorpus().tokenizer
+    assert generate_command.prompt_ids(tokenizer, "the") == [tokenizer.eos_token_id, *tokenizer.encode("the")]
+    assert generate_command.prompt_ids(tokenizer, "") == [tokenizer.eos_token_id]
 
 
 # -- gradcheck -------------------------------------------------------------------------------------------------------

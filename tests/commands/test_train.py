@@ -1,15 +1,18 @@
 """The train command as a user runs it: processes of its own, real folders."""
 
 import json
+import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.checkpoint.resume import load_resume
-from numpy_minimind.commands import train
-from numpy_minimind.training import run_folder
+from numpy_minimind.checkpoint.resume import load_resume, save_resume
+from numpy_minimind.cli import main
+from numpy_minimind.training.interrupt import StopRequest
 from tests.commands.conftest import SMALL, interrupt_after, run
 
 TIMED = ("tokens_per_s",)
@@ -119,16 +122,18 @@ def test_resume_refuses_a_flag_that_differs_and_takes_one_that_does_not(tmp_path
     run("train", "--resume", "--out", out, "--batch-size", 2)
 
 
-def test_resume_refuses_another_text_and_warns_of_another_environment(tmp_path, monkeypatch, capsys):
+def test_resume_warns_of_another_environment_and_refuses_another_text(tmp_path):
     text, out = tmp_path / "t.txt", tmp_path / "run"
     text.write_text("abcdefghij" * 100, encoding="utf-8")
     run("train", "--corpus", text, *SMALL, "--steps", 4, "--stop-after", 2, "--out", out)
+    arrays, state = load_resume(out / "resume.safetensors")
+    state["environment"]["numpy"] = "0.1"
+    save_resume(out / "resume.safetensors", arrays, state)
+    _, errors = run("train", "--resume", "--out", out, "--stop-after", 3)
+    assert "warning: numpy was 0.1" in errors
     text.write_text("abcdefghij" * 99 + "x", encoding="utf-8")
     _, errors = run("train", "--resume", "--out", out, code=2)
     assert "no longer the text" in errors
-    monkeypatch.setattr(train, "environment", lambda: {**run_folder.environment(), "numpy": "0.1"})
-    train._warn_of_changes(run_folder.environment())
-    assert "warning: numpy was" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path, toy_text):
@@ -193,11 +198,12 @@ def test_a_loss_that_became_nan_ends_with_code_1_and_keeps_the_last_good_checkpo
         (["--stop-after", "0"], "--stop-after"),
         (["--clip", "0"], "clip"),
         (["--resume", "--overwrite"], "one of them"),
+        (["--set", "dropout=0.1"], "dropout"),
+        (["--set", "vocab_size=64"], "the tokenizer has"),
+        (["--set", "rope_theta=1", "--set", "inference_rope_scaling=true"], "rope_theta"),
     ],
 )
 def test_bad_input_ends_with_code_2_before_anything_is_written(tmp_path, toy_text, flags, message, capsys):
-    from numpy_minimind.cli import main
-
     code = main(["train", "--corpus", str(toy_text), *SMALL, "--out", str(tmp_path / "run"), *flags])
     printed = capsys.readouterr()
     assert code == 2 and message in printed.err and printed.err.count("\n") == 1 and "Traceback" not in printed.err
@@ -206,7 +212,6 @@ def test_bad_input_ends_with_code_2_before_anything_is_written(tmp_path, toy_tex
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path, toy_text, monkeypatch, capsys):
     from numpy_minimind import backend
-    from numpy_minimind.cli import main
 
     def absent():
         raise RuntimeError("device 'cuda' was asked for, but CuPy is not installed")
@@ -223,9 +228,111 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path, toy_text, monkeypatch,
 
 
 def test_an_output_folder_that_cannot_be_written_is_an_error(tmp_path, toy_text, capsys):
-    from numpy_minimind.cli import main
-
     (tmp_path / "file").write_text("x", encoding="utf-8")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         assert main(["train", "--corpus", str(toy_text), *SMALL, "--steps", "2", "--out", str(out)]) == 2
         assert "file" in capsys.readouterr().err
+
+
+# -- the life of a run -----------------------------------------------------------------------------------------------
+
+
+def test_resuming_a_finished_run_mends_what_a_crash_left_out(tmp_path, toy_text, trained):
+    """Killed after the last resume file was written: model, summary and picture are missing or old."""
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    (out / "summary.json").unlink()
+    (out / "loss.png").unlink()
+    (out / "model" / "model.safetensors").unlink()
+    printed, _ = run("train", "--resume", "--out", out)
+    assert "all 10 steps are done already" in printed
+    assert_same_run(trained, out)
+    old, new = (json.loads((folder / "summary.json").read_text(encoding="utf-8")) for folder in (trained, out))
+    assert new["val_loss"] == old["val_loss"] and new["seconds"] >= old["seconds"] and new["steps"] == 10
+    assert (out / "loss.png").exists()
+    weights = (nm.from_pretrained(folder / "model").state_dict() for folder in (trained, out))
+    for a, b in zip(*(state.values() for state in weights)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_signal_before_the_first_step_leaves_a_run_that_can_be_resumed(tmp_path, toy_text):
+    out = tmp_path / "run"
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 400, "--out", out]
+    code, _, errors = interrupt_after(1, *flags)  # the line that says what is about to happen
+    assert code == 130 and "Traceback" not in errors
+    step = load_resume(out / "resume.safetensors")[1]["trainer"]["t"]
+    run("train", "--resume", "--out", out, "--stop-after", step + 2)
+
+
+def test_a_second_signal_interrupts_at_once():
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_training_goes_on_when_nobody_reads_its_output(tmp_path, toy_text):
+    out = tmp_path / "run"
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 30, "--out", out]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "numpy_minimind", *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0 and process.stderr.read() == b""
+    process.stderr.close()
+    assert load_resume(out / "resume.safetensors")[1]["trainer"]["t"] == 30 and (out / "summary.json").exists()
+
+
+def test_overwrite_loses_nothing_before_there_is_something_new(tmp_path, toy_text):
+    out = tmp_path / "run"
+    flags = ["train", "--corpus", str(toy_text), *SMALL, "--steps", "2", "--out", str(out)]
+    run(*flags)
+    (out / "model" / "README.md").write_text("mine", encoding="utf-8")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main([*flags, "--overwrite", "--set", "dropout=0.1"]) == 2
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    run(*flags, "--overwrite", "--seed", 4)
+    assert (out / "model" / "README.md").read_text(encoding="utf-8") == "mine"
+    assert [line["step"] for line in metrics(out)] == [1, 2]
+
+
+def test_a_run_can_be_resumed_from_another_folder(tmp_path, toy_text, monkeypatch):
+    monkeypatch.chdir(toy_text.parent)
+    flags = ["--corpus", toy_text.name]
+    run("train", *flags, *SMALL, "--steps", 4, "--stop-after", 2, "--out", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    run("train", "--resume", "--out", "run", "--corpus", toy_text)
+
+
+def test_few_positions_are_enough_for_everything(tmp_path, toy_text):
+    run(
+        "train",
+        "--corpus",
+        toy_text,
+        *SMALL,
+        "--set",
+        "max_position_embeddings=48",
+        "--steps",
+        2,
+        "--out",
+        tmp_path / "a",
+    )
+    flags = ["--seq-len", 25, "--set", "max_position_embeddings=30"]
+    run("train", *SMALL, *flags, "--steps", 2, "--out", tmp_path / "b")
+
+
+def test_a_name_that_looks_like_mathematics_does_not_spoil_the_picture(tmp_path, toy_text):
+    path = tmp_path / "a$b_{$.txt"
+    path.write_text(toy_text.read_text(encoding="utf-8"), encoding="utf-8")
+    run("train", "--corpus", path, *SMALL, "--steps", 2, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "loss.png").exists()
+
+
+def test_a_resume_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    save_resume(tmp_path / "run" / "resume.safetensors", {"a": np.zeros(2)}, {"mine": 1})
+    _, errors = run("train", "--resume", "--out", tmp_path / "run", code=2)
+    assert "not written by a training run" in errors

@@ -134,7 +134,7 @@ def test_evaluate_weights_every_label_alike():
         rows, columns = np.nonzero(batch.targets != -100)
         sums.extend(-log_p[rows, columns, batch.targets[rows, columns]])
     assert tokens == len(sums) and loss == pytest.approx(np.mean(sums), rel=1e-5)
-    with pytest.raises(ValueError, match="no held-out text"):
+    with pytest.raises(ValueError, match="nothing to predict"):
         evaluate(trainer.model, [])
 
 
