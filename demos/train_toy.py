@@ -8,6 +8,7 @@ copying a quotation.
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -22,18 +23,19 @@ from numpy_minimind.training import AdamW, BatchStream, clip_grad_norm, cosine_l
 from numpy_minimind.training.corpora import ToyCorpus
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--steps", type=int, default=600)
-parser.add_argument("--lr", type=float, default=3e-3)
+parser.add_argument("--steps", type=int, default=1200)
+parser.add_argument("--lr", type=float, default=2e-3)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/toy-demo"))
 args = parser.parse_args()
+sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Chinese characters shows their numbers
 args.out.mkdir(parents=True, exist_ok=True)
 keep_freed_memory()  # a tenth faster
 
 # What to learn: sentences of a language whose entropy we know, one id a character.
 corpus = ToyCorpus()
 tokenizer = corpus.tokenizer
-batches = BatchStream(lambda rng: corpus.draw(rng, batch_size=16, seq_len=128), np.random.default_rng([args.seed, 1]))
+batches = BatchStream(lambda rng: corpus.draw(rng, batch_size=8, seq_len=128), np.random.default_rng([args.seed, 1]))
 held_out = corpus.held_out(batch_size=16, seq_len=128)
 
 # What learns: four layers, 128 wide.
@@ -42,7 +44,7 @@ config = nm.MiniMindConfig.preset(
 )
 model = nm.MiniMindForCausalLM(config, rng=np.random.default_rng([args.seed, 0]))
 cross_entropy = CrossEntropyLoss()
-optimizer = AdamW(model.named_parameters())
+optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.99))
 print(f"{model.num_parameters():,} parameters; no model can do better than {corpus.oracle_loss:.4f} nats a character")
 
 # The training loop, nothing hidden.
@@ -66,6 +68,7 @@ for t in progress:
         some = held_out if t == args.steps else held_out[:8]
         metrics[-1]["val_loss"] = evaluate(model, some)[0]
     progress.set_postfix_str(f"loss {float(loss):.3f}")
+nm.save_pretrained(model, args.out / "model", tokenizer=tokenizer)
 val_loss = metrics[-1]["val_loss"]
 print(f"trained for {time.perf_counter() - began:.0f} s: held-out loss {val_loss:.4f} nats a character, ", end="")
 print(f"{val_loss / corpus.oracle_loss:.3f} times what the grammar itself gets")
@@ -99,6 +102,5 @@ pictures = [
         title=f"Layer {copying.layer}, head {copying.head} finds what to repeat",
     ),
 ]
-nm.save_pretrained(model, args.out / "model", tokenizer=tokenizer)
 print(f"saved {', '.join(str(p) for p in pictures)} and the model in {args.out / 'model'}; go on with")
 print(f"  python -m numpy_minimind generate {args.out / 'model'} --prompt 小明")

@@ -19,7 +19,7 @@ from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
 from numpy_minimind.commands.progress import Progress, say
-from numpy_minimind.commands.train_settings import DEFAULTS, build, fresh_settings, resumed_settings
+from numpy_minimind.commands.train_settings import DEFAULTS, TOY_DEFAULTS, build, fresh_settings, resumed_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.training import toy_language, toy_report
 from numpy_minimind.training.corpora import Corpus
@@ -37,8 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`. Defaults are filled in later, so that --resume knows what was really given."""
 
     def add(flag: str, kind: Any, text: str, **more: Any) -> None:
-        default = DEFAULTS[flag.strip("-").replace("-", "_")]
-        note = "" if default in (None, []) else f" (default {default})"
+        name = flag.strip("-").replace("-", "_")
+        toy = f", {TOY_DEFAULTS[name]} for toy" if name in TOY_DEFAULTS else ""
+        note = "" if DEFAULTS[name] in (None, []) else f" (default {DEFAULTS[name]}{toy})"
         parser.add_argument(flag, type=kind, help=text + note, **more)
 
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the run")

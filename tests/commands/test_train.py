@@ -118,7 +118,7 @@ def test_resume_refuses_a_flag_that_differs_and_takes_one_that_does_not(tmp_path
     out = tmp_path / "run"
     run("train", "--corpus", toy_text, *SMALL, "--steps", 6, "--stop-after", 2, "--out", out)
     _, errors = run("train", "--resume", "--out", out, "--lr", 1e-4, "--seed", 3, code=2)
-    assert "--lr 0.0001 (the run has 0.003)" in errors and "--seed 3 (the run has 0)" in errors
+    assert "--lr 0.0001 (the run has 0.002)" in errors and "--seed 3 (the run has 0)" in errors
     run("train", "--resume", "--out", out, "--batch-size", 2)
 
 

@@ -13,8 +13,9 @@ def trained_model(preset, steps, seed=0):
     corpus = ToyCorpus()
     config = nm.MiniMindConfig.preset(preset, vocab_size=corpus.tokenizer.vocab_size)
     model = nm.MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
-    stream = BatchStream(lambda rng: corpus.draw(rng, 16, 128), np.random.default_rng([seed, 1]))
-    trainer = Trainer(model, AdamW(model.named_parameters()), stream, steps=steps, lr=3e-3, warmup=20)
+    stream = BatchStream(lambda rng: corpus.draw(rng, 8, 128), np.random.default_rng([seed, 1]))
+    optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.99))
+    trainer = Trainer(model, optimizer, stream, steps=steps, lr=2e-3, warmup=20)
     for _ in range(steps):
         trainer.step()
     return corpus, model
