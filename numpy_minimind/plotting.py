@@ -134,7 +134,7 @@ def attention_map(path: str | Path, weights: np.ndarray, tokens: Sequence[str], 
     ax.set_title(title, color=INK, fontsize=11, loc="left")
     bar = fig.colorbar(image, ax=ax, shrink=0.6, pad=0.02)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0, labelfontfamily="sans-serif")
     return save(fig, path)
 
 

@@ -30,7 +30,7 @@ from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverge
 HELP = "train a model"
 EXAMPLE = "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"
 
-QUICK_LOOK = 8  # held-out batches of an evaluation on the way; the last one takes all
+QUICK_LOOK = 32  # held-out batches, spread evenly, of an evaluation on the way; the last one takes all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -212,8 +212,8 @@ class _Run:
 
     def look(self, step: int) -> float:
         """Measure the loss on held-out text: all of it after the last step, some of it before."""
-        some = self.held_out if step == self.settings["steps"] else self.held_out[:QUICK_LOOK]
-        return evaluate(self.trainer.model, some)[0]
+        every = 1 if step == self.settings["steps"] else max(1, len(self.held_out) // QUICK_LOOK)
+        return evaluate(self.trainer.model, self.held_out[::every])[0]
 
     def save(self) -> None:
         """Write model and resume file, unless the weights have gone bad since the last step."""

@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "threads": None,
     "device": None,
     "log_every": 10,
-    "eval_every": 100,
+    "eval_every": 200,
     "save_every": 500,
 }
 TOY_DEFAULTS = {"steps": 1200, "batch_size": 8}  # many small steps: the toy language is learned sooner so
