@@ -277,11 +277,13 @@ class _Run:
 
         A missing plot library is no reason to lose a run.
         """
-        corpus, model = self.corpus, self.trainer.model
+        corpus, model, metrics = self.corpus, self.trainer.model, self.folder.read_metrics()
+        if not metrics:
+            return []
         try:
             plotting.loss_curve(
                 self.folder.loss_picture,
-                self.folder.read_metrics(),
+                metrics,
                 title=f"{corpus.name} corpus, {self.settings['preset']} model",
                 entropy_floor=corpus.entropy_floor,
                 oracle_loss=corpus.oracle_loss,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def as_json(capsys, *arguments, code=0):
 
 def test_generate_prints_prompt_and_continuation(trained):
     out, _ = run("generate", trained, "--prompt", "line 7: the 狐狸", "--max-new-tokens", 20, "--seed", 3)
-    assert out.startswith("line 7: the 狐狸") and "20 tokens" in out.splitlines()[-1]
+    assert out.startswith("line 7: the 狐狸") and re.fullmatch(r"\[\d+ tokens, \d+ tokens/s\]", out.splitlines()[-1])
     again, _ = run("generate", trained / "model", "--prompt", "line 7: the 狐狸", "--max-new-tokens", 20, "--seed", 3)
     assert again.rsplit("[", 1)[0] == out.rsplit("[", 1)[0]
 
