@@ -161,3 +161,12 @@ def test_top_k_is_a_sort_by_falling_value_and_rising_index(rows, columns, dtype,
     x = np.random.default_rng(seed).integers(-3, 4, (rows, columns)).astype(dtype)  # many ties
     right = [sorted(range(columns), key=lambda i, row=row: (-row[i], i))[:k] for row in x]
     np.testing.assert_array_equal(top_k(x, k), right)
+
+
+def test_scatter_add_tells_indices_apart_that_share_their_low_bytes(rng):
+    index = np.array([3, 3 + 2**8, 3, 3 + 2**16, 3 + 2**8, 3])
+    rows = rng.standard_normal((6, 4))
+    target, right = np.zeros((2**16 + 4, 4)), np.zeros((2**16 + 4, 4))
+    scatter_add(target, index, rows)
+    np.add.at(right, index, rows)
+    np.testing.assert_allclose(target, right, rtol=1e-15)

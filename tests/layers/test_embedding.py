@@ -70,3 +70,12 @@ def test_the_gradient_is_that_of_the_product_with_one_hot_rows(rows, width, coun
     dy = rng.standard_normal(y.shape)
     layer.backward(dy, saved)
     np.testing.assert_allclose(layer.weight.grad, np.eye(rows)[ids].T @ dy, rtol=1e-13, atol=1e-13)
+
+
+def test_ids_of_a_large_vocabulary_are_kept_apart_in_the_gradient():
+    layer = Embedding(70_000, 2, dtype=np.float64)
+    ids = np.array([5, 5 + 2**8, 5 + 2**16, 5])
+    _, saved = layer.forward(ids)
+    layer.backward(np.ones((4, 2)), saved)
+    np.testing.assert_array_equal(np.flatnonzero(layer.weight.grad[:, 0]), [5, 5 + 2**8, 5 + 2**16])
+    np.testing.assert_array_equal(layer.weight.grad[5], [2, 2])

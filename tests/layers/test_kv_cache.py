@@ -117,3 +117,13 @@ def test_a_mask_that_contradicts_the_cached_one_is_refused(rng):
 def test_a_cache_of_impossible_size_is_refused(batch, tokens):
     with pytest.raises(ValueError, match="a cache needs batch_size >= 1 and 1 <= max_tokens <= 64"):
         model_of().new_cache(batch, tokens)
+
+
+def test_growing_twice_keeps_what_was_there_before_both():
+    cache = KVCache(np.zeros(1), 1, 1, 1, 4 * BLOCK, 2).layers[0]
+    k = np.arange(3 * BLOCK * 2.0).reshape(1, 1, 3 * BLOCK, 2)
+    for start in range(0, 3 * BLOCK, BLOCK):
+        part = k[:, :, start : start + BLOCK]
+        keys, values = cache.write(part, -part, start)
+    np.testing.assert_array_equal(keys, k)
+    np.testing.assert_array_equal(values, -k)
