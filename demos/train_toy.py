@@ -74,6 +74,7 @@ print(f"trained for {time.perf_counter() - began:.0f} s: held-out loss {val_loss
 print(f"{val_loss / corpus.oracle_loss:.3f} times what the grammar itself gets")
 
 # What it has learned: let it write, and ask the grammar.
+print("now it writes 1,000 sentences ...")
 rng = np.random.default_rng(1)
 sentences = toy_report.write_sentences(model, tokenizer, 1000, rng)
 for sentence in sentences[:8]:
@@ -99,7 +100,7 @@ pictures = [
         args.out / "attention.png",
         copying.weights,
         copying.tokens,
-        title=f"Layer {copying.layer}, head {copying.head} finds what to repeat",
+        title=f"Layer {copying.layer}, head {copying.head}: {copying.share:.0%} of its attention is on what to repeat",
     ),
 ]
 print(f"saved {', '.join(str(p) for p in pictures)} and the model in {args.out / 'model'}; go on with")

@@ -130,7 +130,7 @@ def render(result: dict[str, Any]) -> str:
     if failed:
         lines.append(f"FAILED: {', '.join(failed)}")
     elif result["cases"]:
-        lines.append("all gradients are right")
+        lines.append("all gradients are right: every backward fits its forward")
     return "\n".join(lines)
 
 

@@ -291,7 +291,7 @@ class _Run:
             if corpus.name == "toy":
                 sentence = toy_report.a_quoting_sentence(np.random.default_rng(0))
                 head = toy_report.copying_head(model, corpus.tokenizer, sentence)
-                title = f"Layer {head.layer}, head {head.head} looks most at what to repeat"
+                title = f"Layer {head.layer}, head {head.head}: {head.share:.0%} of its attention is on what to repeat"
                 plotting.attention_map(self.folder.attention_picture, head.weights, head.tokens, title=title)
         except ImportError as error:
             return [f"no pictures: {error}"]

@@ -99,6 +99,7 @@ class CopyingHead(NamedTuple):
 
     layer: int
     head: int
+    share: float  # of its attention that goes there
     tokens: list[str]  # T characters: an end mark, then the sentence
     weights: np.ndarray  # (T, T) what each position looks at
 
@@ -116,7 +117,8 @@ def copying_head(model: MiniMindForCausalLM, tokenizer: Any, sentence: str) -> C
     queries = 1 + np.arange(second, len(sentence) - 1)  # 1 for the end mark in front
     copying = weights[:, :, queries, queries - (second - first) + 1].mean(axis=-1)  # (L, N)
     layer, head = divmod(int(copying.argmax()), weights.shape[1])
-    return CopyingHead(layer, head, [toy_language.END, *sentence], weights[layer, head])
+    share = float(copying[layer, head])
+    return CopyingHead(layer, head, share, [toy_language.END, *sentence], weights[layer, head])
 
 
 def a_quoting_sentence(rng: np.random.Generator) -> str:
