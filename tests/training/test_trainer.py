@@ -71,6 +71,14 @@ def test_accumulated_gradient_is_that_of_the_big_batch(moe):
         np.testing.assert_allclose(grads[name], p.grad, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_accumulated_gradient_is_clipped_once_and_to_the_norm_asked_for(accumulate):
+    trainer = make_trainer(accumulate=accumulate, clip=1e-3)
+    assert trainer.step().grad_norm > 1e-2
+    norm = math.sqrt(sum(float((p.grad.astype(np.float64) ** 2).sum()) for _, p in trainer.model.named_parameters()))
+    assert norm == pytest.approx(1e-3, rel=1e-5)
+
+
 def test_continuing_from_the_state_is_bit_for_bit_the_same():
     whole, first, second = make_trainer(), make_trainer(), make_trainer(seed=5)
     reports = [whole.step() for _ in range(6)]
@@ -110,6 +118,7 @@ def test_a_loss_that_is_nan_stops_and_says_at_which_step():
     before = {name: data.copy() for name, data in trainer.model.state_dict().items()}
     with pytest.raises(TrainingDiverged, match="nan at step 2"):
         trainer.step()
+    assert trainer.t == trainer.optimizer.t == 1
     for name, data in trainer.model.state_dict().items():
         np.testing.assert_array_equal(data, before[name])
 
