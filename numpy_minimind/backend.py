@@ -93,9 +93,10 @@ def scatter_add(target: Any, index: Any, rows: Any) -> None:
     # Equal indices side by side, then one sum for each different index: faster than np.add.at on rows, whether few
     # indices repeat often (a character vocabulary) or many seldom (MiniMind's 6,400).
     order = np.argsort(index, kind="stable")
-    values, first = np.unique(index[order], return_index=True)
-    for value, group in zip(values, np.split(order, first[1:])):
-        target[value] += rows[group].sum(axis=0)
+    index, rows = index[order], rows[order]
+    cuts = np.flatnonzero(index[1:] != index[:-1]) + 1
+    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(index)]):
+        target[index[start]] += np.add.reduce(rows[start:stop], axis=0)
 
 
 def top_k(x: Any, k: int) -> Any:

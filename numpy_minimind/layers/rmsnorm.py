@@ -12,6 +12,7 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module
 from numpy_minimind.layer import Layer, Parameter
+from numpy_minimind.layers.linear import rows
 
 
 class RMSNormSaved(NamedTuple):
@@ -64,7 +65,7 @@ class RMSNorm(Layer):
     def forward(self, x: Any) -> tuple[Any, RMSNormSaved]:
         xp, w = get_array_module(x), self.weight.data
         u = x.astype(xp.result_type(x, xp.float32), copy=False)
-        r = 1 / xp.sqrt(xp.mean(u * u, axis=-1, keepdims=True) + self.eps)  # (..., 1)
+        r = 1 / xp.sqrt(mean_product(u, u) + self.eps)  # (..., 1)
         y = u * r * w  # (..., D)
         return y.astype(x.dtype, copy=False), RMSNormSaved(x, r)
 
@@ -72,7 +73,13 @@ class RMSNorm(Layer):
         xp, w = get_array_module(dy), self.weight.data
         x, r = saved
         n = x * r  # (..., D)
-        self.weight.grad += (dy * n).reshape(-1, n.shape[-1]).sum(axis=0)  # (D,)
+        self.weight.grad += xp.einsum("md,md->d", rows(dy), rows(n))  # (D,)
         dn = dy * w  # (..., D)
-        dx = r * (dn - n * xp.mean(dn * n, axis=-1, keepdims=True))  # (..., D)
+        dx = r * (dn - n * mean_product(dn, n))  # (..., D)
         return dx.astype(dy.dtype, copy=False)
+
+
+def mean_product(a: Any, b: Any) -> Any:
+    """Mean of a_j b_j over the last axis: (..., D) -> (..., 1), without an array for the products."""
+    xp = get_array_module(a)
+    return xp.einsum("...d,...d->...", a, b)[..., None] / a.shape[-1]

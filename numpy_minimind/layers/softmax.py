@@ -50,7 +50,7 @@ class Softmax(Layer):
         xp = get_array_module(x)
         u = x.astype(xp.result_type(x, xp.float32), copy=False)
         if visible is not None:
-            u = xp.where(visible, u, -math.inf)
+            u = xp.fmin(u, xp.where(visible, math.inf, -math.inf).astype(u.real.dtype))  # faster than where
         m = xp.max(u.real, axis=-1, keepdims=True)  # (..., 1)
         if visible is not None:
             m = xp.where(m == -math.inf, 0.0, m)  # nothing visible: e^(-inf - 0) = 0, not e^(-inf + inf)
