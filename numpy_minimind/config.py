@@ -64,7 +64,8 @@ QWEN3_MOE_DEFAULTS: dict[str, Any] = {
 # Fields of other models that would change the arithmetic, with the values under which they do not.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
-    "use_sliding_window": (False, None),
+    "qkv_bias": (False, None),
+    "use_sliding_window": (False, None),  # while it is off, sliding_window and max_window_layers say nothing
     "mlp_bias": (False, None),
     "use_qk_norm": (True, None),
     "flash_attn_window": (None,),
@@ -73,12 +74,17 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None,),
     "mlp_only_layers": ([], None),
     "decoder_sparse_step": (1, None),
+    "first_k_dense_replace": (0, None),
+    "moe_layer_freq": (1, None),
+    "shared_expert_intermediate_size": (0, None),
     "n_routed_experts": (None,),
     "routed_scaling_factor": (1.0, None),
     "n_shared_experts": (0, None),
     "num_shared_experts": (0, None),
     "scoring_func": ("softmax", None),
     "is_causal": (True, None),
+    "quantization_config": (None,),
+    "compression_config": (None,),
 }
 
 
@@ -239,12 +245,14 @@ class MiniMindConfig:
         for name, harmless in REFUSED.items():
             if name in d and d[name] not in harmless:
                 raise ValueError(f"{name} = {d[name]!r} changes the arithmetic and is not implemented here")
-        layer_types = set(d.get("layer_types") or ()) - {"full_attention"}
-        if layer_types:
-            raise ValueError(f"layer_types {sorted(layer_types)} are not implemented here: only full_attention is")
+        layer_types = d.get("layer_types") or []
+        if not isinstance(layer_types, (list, tuple)) or any(kind != "full_attention" for kind in layer_types):
+            raise ValueError(f"layer_types = {layer_types!r} are not implemented here: only full_attention is")
 
         given = {name: d[name] for name in cls.__dataclass_fields__ if name in d}
         given.update(_rope_fields(d))
+        if "dropout" not in given and d.get("attention_dropout"):  # neither is implemented: one field says so
+            given["dropout"] = d["attention_dropout"]
         if "num_experts" not in given and "num_local_experts" in d:
             given["num_experts"] = d["num_local_experts"]
         if isinstance(given.get("eos_token_id"), list):

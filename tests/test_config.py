@@ -194,6 +194,7 @@ def test_unknown_harmless_fields_are_ignored() -> None:
         ("model_type", "llama"),
         ("attention_bias", True),
         ("use_sliding_window", True),
+        ("qkv_bias", True),
         ("mlp_bias", True),
         ("use_qk_norm", False),
         ("partial_rotary_factor", 0.5),
@@ -201,15 +202,42 @@ def test_unknown_harmless_fields_are_ignored() -> None:
         ("final_logit_softcapping", 30.0),
         ("mlp_only_layers", [0]),
         ("decoder_sparse_step", 2),
+        ("first_k_dense_replace", 1),
+        ("moe_layer_freq", 2),
+        ("shared_expert_intermediate_size", 64),
+        ("quantization_config", {"quant_method": "fp8"}),
+        ("compression_config", {}),
         ("n_shared_experts", 1),
         ("scoring_func", "sigmoid"),
         ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", "full_attention"),
+        ("layer_types", 5),
         ("hidden_act", "gelu"),
     ],
 )
 def test_other_arithmetic_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         MiniMindConfig.from_dict({**QWEN3, field: value})
+
+
+def test_a_sliding_window_that_is_off_says_nothing() -> None:
+    off = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+    assert MiniMindConfig.from_dict({**QWEN3, **off}) == MiniMindConfig.from_dict(QWEN3)
+    assert MiniMindConfig.from_dict({**QWEN3, "sliding_window": 4096}) == MiniMindConfig.from_dict(QWEN3)
+
+
+@pytest.mark.parametrize(
+    ("given", "dropout"),
+    [
+        ({"attention_dropout": 0.2}, 0.2),
+        ({"attention_dropout": 0.0}, 0.0),
+        ({"attention_dropout": None}, 0.0),
+        ({"attention_dropout": 0.2, "dropout": 0.1}, 0.1),
+        ({"attention_dropout": 0.2, "dropout": 0.0}, 0.0),
+    ],
+)
+def test_dropout_under_either_name(given: dict[str, Any], dropout: float) -> None:
+    assert MiniMindConfig.from_dict({**QWEN3, **given}).dropout == dropout
 
 
 @pytest.mark.parametrize("field", ["attention_bias", "use_sliding_window", "mlp_only_layers", "partial_rotary_factor"])

@@ -1,11 +1,13 @@
 """Models, tokenizers and interrupted runs on disk.
 
-files.py writes so that a crash never leaves half a file; tensors.py holds arrays in safetensors files;
+files.py writes so that a crash never leaves half a file; tensors.py holds arrays in safetensors files, and pth.py reads
+those of PyTorch; weights.py finds one tensor for each parameter; huggingface.py is config.json in transformers' words.
 pretrained.py, resume.py and tokenizer.py are what one calls.
 """
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, ForeignFileError
+from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, ForeignFileError, UnsafeFileError
 from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
+from numpy_minimind.checkpoint.pth import read_pth
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer, load_tokenizer
 
@@ -15,9 +17,11 @@ __all__ = [
     "DamagedFileError",
     "ForeignFileError",
     "PretrainedTokenizer",
+    "UnsafeFileError",
     "from_pretrained",
     "load_resume",
     "load_tokenizer",
+    "read_pth",
     "save_pretrained",
     "save_resume",
 ]

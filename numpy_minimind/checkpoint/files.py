@@ -1,13 +1,15 @@
 """Files that are there whole or not at all, and errors that say which file is wrong and how.
 
 A write goes to a temporary name in the same folder, reaches the disk (fsync), and only then takes the real name:
-whoever is killed half way, or runs out of space, still has the old file. Folders likewise.
+whoever is killed half way, or runs out of space, still has the old file. Folders likewise. What a killed process left
+under a temporary name goes with the next write of that file.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import json
 import os
 import shutil
@@ -29,6 +31,24 @@ class DamagedFileError(CheckpointError):
 
 class ForeignFileError(CheckpointError):
     """A sound file, but not one of the kind that was asked for."""
+
+
+class UnsafeFileError(CheckpointError):
+    """A file that asks for what no weights need, such as a call of a function; nothing of it was executed."""
+
+
+def os_error(number: int, message: str) -> OSError:
+    """Return the OSError of this number, whose text is the message alone, without a number that says nothing."""
+    error = type(OSError(number, message))(message)
+    error.errno = number
+    return error
+
+
+def file_not_found(message: str, path: PathLike) -> FileNotFoundError:
+    """Return the error for a path at which something is missing."""
+    error = FileNotFoundError(f"{path}: {message}")
+    error.errno = errno.ENOENT
+    return error
 
 
 def resolve(path: PathLike) -> Path:
@@ -53,6 +73,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
     path = resolve(path)
     temporary = _temporary(path)
     with _naming(path):
+        _remove_abandoned(path)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
         try:
@@ -90,7 +111,7 @@ def replacing_folder(path: PathLike, replaced: Callable[[str], bool] = lambda na
         if _is_current(path):
             raise OSError(errno.EBUSY, "it is the current folder, which cannot be replaced; choose a folder inside")
         try:
-            _remove(temporary)  # left by a killed process that had our number
+            _remove_abandoned(path)
             temporary.mkdir(parents=True)
             yield temporary
             if path.exists():
@@ -119,6 +140,30 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
+def _remove_abandoned(path: Path) -> None:
+    """Remove what processes left that were killed while they wrote `path`; our own name is not in use yet."""
+    before, after = f".{path.name}.", ".tmp"
+    for entry in path.parent.glob(f"{glob.escape(before)}*{after}"):
+        pid = entry.name[len(before) : -len(after)]
+        if pid.isdecimal() and not _is_another_process(int(pid)):
+            _remove(entry)
+
+
+def _is_another_process(pid: int) -> bool:
+    """Say whether another process runs under this number; on Windows, where asking would end it, suppose so."""
+    if pid == os.getpid():
+        return False
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)  # signal 0 only asks
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it does, under another user
+        return True
+    return True
+
+
 def _is_current(path: Path) -> bool:
     """Say whether the process stands in this folder or below: it would be left standing in a deleted one."""
     try:
@@ -134,7 +179,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(error.errno or errno.EIO, f"cannot write {path}: {reason}") from error
+        raise os_error(error.errno or errno.EIO, f"cannot write {path}: {reason}") from error
 
 
 def _sync(path: Path) -> None:
@@ -211,7 +256,7 @@ def read_json(path: Path) -> dict[str, Any]:
         When it is not UTF-8 (naming the byte), not JSON (naming the place) or not an object.
     """
     if not path.is_file():
-        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+        raise file_not_found("there is no such file", path)
     try:
         value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -1,24 +1,41 @@
 """Arrays in safetensors files, through the safetensors library, with what its NumPy side lacks.
 
 Its NumPy writer takes an array's memory as it lies, hence writes transposed or strided arrays wrongly; its NumPy
-reader knows no bfloat16. Both are mended here, and its errors say which file they speak of.
+reader knows no bfloat16. Both are mended here: arrays are laid row after row before they are written, and numbers are
+read by NumPy, once the library has checked the header. Its errors say which file they speak of.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError
+from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, file_not_found
 
-# What NumPy can hold of safetensors' dtypes, and bfloat16, which is read as float32.
-READABLE = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "BF16", "F32", "F64", "C64")
+# safetensors' dtypes that NumPy can hold, and bfloat16, whose bits are read as uint16 and widened to float32.
+READABLE = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "u2",
+    "I16": "i2",
+    "U32": "u4",
+    "I32": "i4",
+    "U64": "u8",
+    "I64": "i8",
+    "F16": "f2",
+    "BF16": "u2",
+    "F32": "f4",
+    "F64": "f8",
+    "C64": "c8",
+}
+FLOATS = ("F32", "F16", "BF16", "F64")
 WRITABLE = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "float32", "float64", "complex64"),
@@ -115,6 +132,92 @@ def widen(bits: np.ndarray) -> np.ndarray:
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
+class StoredTensor:
+    """A tensor in a file: where its first number lies, its shape and its strides.
+
+    NumPy reads it when an array is needed, ``np.asarray(tensor)``, and only then; it is read anew each time. A part is
+    ``tensor[2]``, ``tensor[2, 10:20]``: still in the file.
+
+    Parameters
+    ----------
+    path : Path
+    name : str
+        For error messages.
+    stored : str
+        Its dtype, in safetensors' spelling: a key of `READABLE`.
+    start : int
+        Byte of the file at which the first number lies. Whoever gives it has checked that the file is long enough.
+    shape : tuple of int
+    strides : tuple of int, optional
+        In numbers, not bytes; by default row after row.
+    byteorder : "<" or ">"
+    check : callable, optional
+        Called before anything is read; raises when the file is not as it should be.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        stored: str,
+        start: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        byteorder: str = "<",
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self.path, self.name, self.stored, self.start, self.shape = path, name, stored, start, shape
+        self.strides = row_after_row(shape) if strides is None else strides
+        self.byteorder, self.check = byteorder, check
+
+    @property
+    def in_file(self) -> np.dtype:
+        """What NumPy reads: of bfloat16 the bits."""
+        return np.dtype(self.byteorder + READABLE[self.stored])
+
+    def read(self) -> np.ndarray:
+        """Return a new array, row after row in memory, bfloat16 as float32."""
+        if self.check is not None:
+            self.check()
+        dtype = self.in_file
+        flat = np.fromfile(self.path, dtype, self._span(), offset=self.start)
+        if flat.size != self._span():
+            raise DamagedFileError(f"{self.path} is cut short: it ends inside {self.name}")
+        # With a buffer, NumPy checks once more that shape and strides stay inside it.
+        lying = np.ndarray(self.shape, dtype, flat, strides=[dtype.itemsize * stride for stride in self.strides])
+        array = widen(lying) if self.stored == "BF16" else lying
+        return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+    def _span(self) -> int:
+        """From the first number to the last."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> StoredTensor:
+        picks = index if isinstance(index, tuple) else (index,)
+        start, shape, strides = self.start, [], []
+        for pick, size, stride in zip(picks, self.shape, self.strides):
+            first = range(size)[pick] if isinstance(pick, int) else pick.indices(size)[0]
+            start += first * stride * self.in_file.itemsize
+            if isinstance(pick, slice):
+                rows = range(size)[pick]
+                shape.append(len(rows))
+                strides.append(stride * rows.step)
+        rest = len(picks)
+        whole, steps = (*shape, *self.shape[rest:]), (*strides, *self.strides[rest:])
+        return StoredTensor(self.path, self.name, self.stored, start, whole, steps, self.byteorder, self.check)
+
+
+def row_after_row(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in numbers, of an array whose last axis varies fastest."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 class TensorFile:
     """A safetensors file whose header is checked and whose tensors are read one at a time, when asked for.
 
@@ -137,58 +240,42 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.handle = _open(path)
-        self.metadata: dict[str, str] = self.handle.metadata() or {}
-        self.tensors = {name: StoredTensor(self, name) for name in self.handle.keys()}  # noqa: SIM118
-
-    @functools.cached_property
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Where in the file each tensor's bytes begin and end. The library checks this and does not show it."""
-        with open(self.path, "rb") as file:
+        _check_header(path)
+        with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        start = 8 + length
-        return {name: (start + t["data_offsets"][0], start + t["data_offsets"][1]) for name, t in header.items()}
+        self.path = path
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+        for name, entry in header.items():
+            if entry["dtype"] not in READABLE:
+                raise CheckpointError(f"{path}: {name} is stored as {entry['dtype']}, which is not supported")
+        self.tensors = {
+            name: StoredTensor(path, name, entry["dtype"], 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
+            for name, entry in header.items()
+        }
 
 
-class StoredTensor:
-    """A tensor in a file. NumPy reads it when an array is needed: ``np.asarray(tensor)``."""
-
-    def __init__(self, file: TensorFile, name: str) -> None:
-        view = file.handle.get_slice(name)
-        self.file, self.name = file, name
-        self.shape: tuple[int, ...] = tuple(view.get_shape())
-        self.stored: str = view.get_dtype()
-        if self.stored not in READABLE:
-            raise CheckpointError(f"{file.path}: {name} is stored as {self.stored}, which is not supported")
-
-    def read(self) -> np.ndarray:
-        """Return a new array, bfloat16 as float32."""
-        if self.stored != "BF16":
-            return self.file.handle.get_tensor(self.name)
-        begin, end = self.file.places[self.name]
-        return widen(np.fromfile(self.file.path, "<u2", (end - begin) // 2, offset=begin)).reshape(self.shape)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self.read()
-        return array if dtype is None else array.astype(dtype, copy=False)
-
-
-def _open(path: Path) -> Any:
+def _check_header(path: Path) -> None:
+    """Let the library check that the header is sound and that every tensor lies inside the file, none on another."""
     safetensors = library()
+    check_first_bytes(path, "a safetensors file")
+    try:
+        with safetensors.safe_open(path, framework="np"):
+            pass
+    except safetensors.SafetensorError as error:
+        raise DamagedFileError(f"{path} is cut short or is not a safetensors file: {error}") from error
+
+
+def check_first_bytes(path: Path, kind: str) -> bytes:
+    """Return the first 512 bytes of a file, or say that it is missing, a folder, empty or a Git LFS pointer."""
     if path.is_dir():
-        raise DamagedFileError(f"{path} is a folder, expected a safetensors file")
+        raise DamagedFileError(f"{path} is a folder, expected {kind}")
     if not path.exists():
-        raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+        raise file_not_found("there is no such file", path)
     with open(path, "rb") as file:
-        first = file.read(64)
+        first = file.read(512)
     if not first:
         raise DamagedFileError(f"{path} is empty (0 bytes)")
     if first.startswith(b"version https://git-lfs"):
         raise DamagedFileError(f"{path} is a Git LFS pointer, not the file itself: fetch it with 'git lfs pull'")
-    try:
-        return safetensors.safe_open(path, framework="np")
-    except safetensors.SafetensorError as error:
-        raise DamagedFileError(f"{path} is cut short or is not a safetensors file: {error}") from error
+    return first

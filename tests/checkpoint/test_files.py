@@ -1,8 +1,11 @@
 """Files and folders are there whole or not at all, whatever goes wrong and when."""
 
+import errno
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,9 +97,10 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_errors_name_the_file_and_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(OSError, match=r"cannot write .*/file/x: Not a directory"):
+    with pytest.raises(NotADirectoryError, match=r"^cannot write .*/file/x: Not a directory$") as caught:
         write_text(tmp_path / "file" / "x", "")
-    with pytest.raises(IsADirectoryError, match=r"cannot write .*: there is a folder of that name"):
+    assert caught.value.errno == errno.ENOTDIR
+    with pytest.raises(IsADirectoryError, match=r"^cannot write .*: there is a folder of that name$"):
         write_text(tmp_path, "")
 
 
@@ -213,6 +217,48 @@ def test_a_file_or_the_current_folder_in_the_way(tmp_path: Path, monkeypatch: py
     assert tree(tmp_path) == {"file": "precious"}
 
 
+def number_of_nobody() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    gone = number_of_nobody()
+    fill(tmp_path / f".model.{gone}.tmp", a="half")
+    (tmp_path / f".x.json.{gone}.tmp").write_text("half", "utf-8")
+    with replacing_folder(tmp_path / "model") as new:
+        fill(new, a="new")
+    write_json(tmp_path / "x.json", {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "x.json"]
+
+
+def test_what_belongs_to_others_stays(tmp_path: Path) -> None:
+    """A process that is alive, another file whose name begins alike, names that are not ours."""
+    gone = number_of_nobody()
+    names = [f".x.{os.getppid()}.tmp", f".x.y.{gone}.tmp", f".xx.{gone}.tmp", ".x.mine.tmp", ".x..tmp", f"x.{gone}.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("", "utf-8")
+    write_text(tmp_path / "x", "new")
+    assert {p.name for p in tmp_path.iterdir()} == {"x", *names}
+
+
+def test_a_process_of_another_user_counts_as_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", breaks(PermissionError()))
+    (tmp_path / ".x.12345.tmp").write_text("half", "utf-8")
+    write_text(tmp_path / "x", "new")
+    assert {p.name for p in tmp_path.iterdir()} == {"x", ".x.12345.tmp"}
+
+
+def test_names_with_pattern_characters(tmp_path: Path) -> None:
+    gone = number_of_nobody()
+    for name in (f".[x]*.{gone}.tmp", f".x.{gone}.tmp"):
+        (tmp_path / name).write_text("half", "utf-8")
+    write_text(tmp_path / "[x]*", "new")
+    assert {p.name for p in tmp_path.iterdir()} == {"[x]*", f".x.{gone}.tmp"}
+
+
 def test_what_a_killed_process_left_is_no_obstacle(tmp_path: Path) -> None:
     fill(tmp_path / f".model.{os.getpid()}.tmp", a="half")
     with replacing_folder(tmp_path / "model") as new:
@@ -245,8 +291,9 @@ def test_bad_json_is_named(tmp_path: Path, contents: bytes, message: str) -> Non
 
 
 def test_missing_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"x\.json"):
+    with pytest.raises(FileNotFoundError, match=r"^.*/x\.json: there is no such file$") as caught:
         read_json(tmp_path / "x.json")
+    assert caught.value.errno == errno.ENOENT
 
 
 def test_contents_are_told_in_a_few_words(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Folders of models: here and back bit for bit, to transformers with the same logits, and every fault named."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import model_of
+from torch_files import write_pth
 
 pytest.importorskip("safetensors")
 
@@ -18,8 +20,9 @@ import safetensors.numpy
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM, from_pretrained, save_pretrained
 from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, DamagedFileError, load_tokenizer
-from numpy_minimind.checkpoint.pretrained import huggingface_config, transformers_scaling
-from numpy_minimind.checkpoint.tensors import TensorFile, bfloat16_bits, widen, write_tensors
+from numpy_minimind.checkpoint.huggingface import huggingface_config, transformers_scaling
+from numpy_minimind.checkpoint.tensors import TensorFile, bfloat16_bits, stored_as, widen, write_tensors
+from numpy_minimind.checkpoint.weights import parameter_shapes
 from numpy_minimind.layers.rope import rope_frequencies
 
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
@@ -36,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "yarn, transformers'": {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     },
-    "without ids": {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "dropout": 0.1},
+    "without ids": {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
 }
 each_model = pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS.keys())
 
@@ -143,6 +146,19 @@ def test_home_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert same_weights(from_pretrained("~/m/"), model())
 
 
+def test_a_link_to_a_folder(tmp_path: Path, saved: Path) -> None:
+    (tmp_path / "link").symlink_to(saved)
+    assert same_weights(from_pretrained(tmp_path / "link"), model())
+
+
+def test_links_in_a_folder(tmp_path: Path, saved: Path) -> None:
+    """Hugging Face's cache of downloads is made of links to files whose names are checksums."""
+    (tmp_path / "snapshot").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "snapshot" / name).symlink_to(saved / name)
+    assert same_weights(from_pretrained(tmp_path / "snapshot"), model())
+
+
 def test_loading_draws_nothing_and_holds_the_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = MiniMindConfig.preset("tiny", num_hidden_layers=12, vocab_size=512)
     m = MiniMindForCausalLM(config)
@@ -207,6 +223,18 @@ def test_scaling_in_transformers_spelling_gives_the_same_frequencies(
     assert theirs[1] == ours[1]
 
 
+def test_a_dropout_is_reported_and_kept(tmp_path: Path) -> None:
+    """Without training it does nothing: a model that had one is loaded, and whoever trains it is told by an error."""
+    save_pretrained(model(dropout=0.1), tmp_path / "m")
+    with pytest.warns(UserWarning, match=r"/m: dropout 0\.1 is not implemented; training will ask for 0"):
+        again = from_pretrained(tmp_path / "m")
+    assert again.config.dropout == 0.1
+    assert same_weights(again, model())
+    with pytest.raises(ValueError, match=r"dropout 0\.1 is not implemented in training"):
+        again.loss_and_grad(np.arange(4)[None], np.arange(4)[None])
+    assert huggingface_config(again.config, "float32")["attention_dropout"] == 0.1
+
+
 def test_config_argument(saved: Path) -> None:
     (saved / "config.json").unlink()
     assert same_weights(from_pretrained(saved, config=model().config), model())
@@ -235,6 +263,82 @@ def test_shards(tmp_path: Path, dtype: str) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").rename(tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError, match=r"model-00002-of-00002\.safetensors"):
         from_pretrained(tmp_path)
+
+
+def fused(arrays: dict[str, np.ndarray], config: MiniMindConfig) -> dict[str, np.ndarray]:
+    """A state dict as transformers 5 holds it in memory, spelled out here once more."""
+    rest = {name: a for name, a in arrays.items() if ".experts." not in name}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([arrays[f"{prefix}{e}.{part}_proj.weight"] for e in range(config.num_experts)])
+            for part in ("gate", "up", "down")
+        )
+        rest[prefix + "gate_up_proj"] = np.concatenate((gate, up), axis=1)  # (E, 2F, D)
+        rest[prefix + "down_proj"] = down  # (E, D, F)
+    return rest
+
+
+@pytest.mark.parametrize("container", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_fused_experts(tmp_path: Path, container: str, dtype: str) -> None:
+    m = model(use_moe=True)
+    save_pretrained(m, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    arrays = {name: stored_as(name, a, dtype)[1] for name, a in fused(m.state_dict(), m.config).items()}
+    if container.endswith("bin"):
+        write_pth(tmp_path / container, arrays)
+    else:
+        write_tensors(tmp_path / container, {name: (dtype, a) for name, a in arrays.items()}, {"format": "pt"})
+    again = from_pretrained(tmp_path)
+    for name, array in again.state_dict().items():
+        stored = stored_as(name, m.state_dict()[name], dtype)[1]
+        assert np.array_equal(array, widen(stored) if dtype == "bfloat16" else stored.astype(np.float32)), name
+
+
+def test_fused_experts_of_another_shape_are_named(tmp_path: Path) -> None:
+    m = model(use_moe=True)
+    save_pretrained(m, tmp_path)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+
+    def spoil(t: dict[str, np.ndarray]) -> None:
+        whole = fused(t, m.config)
+        t.clear()
+        t.update(whole)
+        t[name] = t[name].swapaxes(1, 2).copy()  # (E, D, 2F), as some other models have it
+        t["model.layers.0.mlp.experts.down_proj"] = t["model.layers.0.mlp.experts.down_proj"][0].copy()
+
+    rewrite(tmp_path, spoil)
+    with pytest.raises(CheckpointError) as caught:
+        from_pretrained(tmp_path)
+    message = str(caught.value)
+    assert "wrong shape: model.layers.1.mlp.experts.0.gate_proj.weight is (8, 24), expected (12, 16)" in message
+    assert "unexpected: model.layers.0.mlp.experts.down_proj" in message
+
+
+def test_a_billion_experts_without_a_number(tmp_path: Path) -> None:
+    m = model(use_moe=True)
+    save_pretrained(m, tmp_path)
+    name = "model.layers.0.mlp.experts.down_proj"
+    rewrite(tmp_path, lambda t: t.update({name: np.zeros((10**9, 0, 5), np.float32)}))
+    with pytest.raises(CheckpointError, match=f"unexpected: {name}"):
+        from_pretrained(tmp_path)
+
+
+def test_shards_of_pytorch(tmp_path: Path) -> None:
+    m = model()
+    save_pretrained(m, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    names = list(m.state_dict())
+    shards = {"pytorch_model-00001-of-00002.bin": names[:7], "pytorch_model-00002-of-00002.bin": names[7:]}
+    for shard, held in shards.items():
+        write_pth(tmp_path / shard, {name: m.state_dict()[name] for name in held})
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index), "utf-8")
+    assert same_weights(from_pretrained(tmp_path), m)
+    save_pretrained(model(seed=3), tmp_path)  # takes the place of all of them
+    assert {p.name for p in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    assert same_weights(from_pretrained(tmp_path), model(seed=3))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +452,86 @@ def test_an_untied_model_needs_its_head(saved: Path) -> None:
         from_pretrained(saved)
 
 
+def test_faults_of_every_kind_stand_together(saved: Path) -> None:
+    def spoil(t: dict[str, np.ndarray]) -> None:
+        t["lm_head.weight"] = t["model.embed_tokens.weight"] + 1
+        t["model.layers.0.self_attn.q_norm.weight"] = np.ones(6, np.int32)
+        del t["model.norm.weight"]
+
+    rewrite(saved, spoil)
+    with pytest.raises(CheckpointError) as caught:
+        from_pretrained(saved)
+    assert str(caught.value).splitlines() == [
+        f"{saved}: the weights do not fit the config:",
+        "  not tied: lm_head.weight differs from model.embed_tokens.weight, and the config says that they are one "
+        "(to load them as two, give a config with tie_word_embeddings False)",
+        "  missing: model.norm.weight",
+        "  wrong dtype: model.layers.0.self_attn.q_norm.weight is stored as I32, expected floats",
+    ]
+
+
+def test_a_head_of_its_own_is_loaded_as_the_message_says(saved: Path) -> None:
+    rewrite(saved, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
+    config = dataclasses.replace(model().config, tie_word_embeddings=False)
+    m = from_pretrained(saved, config=config)
+    assert np.array_equal(m.lm_head.weight.data, m.model.embed_tokens.weight.data + 1)
+
+
+def test_a_head_of_another_shape(saved: Path) -> None:
+    rewrite(saved, lambda t: t.update({"lm_head.weight": np.zeros((3, 16), np.float32)}))
+    with pytest.raises(CheckpointError, match="not tied: lm_head"):
+        from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 10**9, "head_dim": 10**9},
+        {"vocab_size": 10**12},
+        {"intermediate_size": 10**12},
+        {"num_hidden_layers": 10**12},
+        {"num_attention_heads": 10**12, "num_key_value_heads": 10**12},
+    ],
+)
+def test_a_config_far_larger_than_its_weights_costs_nothing(saved: Path, fields: dict[str, int]) -> None:
+    edit_config(saved, **fields)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"do not fit the config:\n  (wrong shape|missing): model\."):
+        from_pretrained(saved)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+
+
+def test_a_number_of_experts_far_larger_than_its_weights(tmp_path: Path) -> None:
+    save_pretrained(model(use_moe=True), tmp_path / "m")
+    edit_config(tmp_path / "m", num_experts=10**12)
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.0\.mlp\.experts\.7\..*(.|\n)*  and more$"):
+        from_pretrained(tmp_path / "m")
+
+
+@each_model
+def test_the_shapes_by_formula_are_those_of_the_model(fields: dict[str, Any]) -> None:
+    m = model(**fields)
+    assert list(parameter_shapes(m.config)) == [(name, parameter.shape) for name, parameter in m.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq", "freqs_cos", "model.freqs_sin"],
+)
+def test_tables_of_positions_in_older_files_are_ignored(saved: Path, name: str) -> None:
+    rewrite(saved, lambda t: t.update({name: np.zeros(3, np.float32)}))
+    assert same_weights(from_pretrained(saved), model())
+
+
+@pytest.mark.parametrize("name", ["model.inv_freq", "freqs_cos.weight", "rotary_emb.inv_freq.bias"])
+def test_other_names_like_theirs_are_not(saved: Path, name: str) -> None:
+    rewrite(saved, lambda t: t.update({name: np.zeros(3, np.float32)}))
+    with pytest.raises(CheckpointError, match=f"unexpected: {name}"):
+        from_pretrained(saved)
+
+
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.999])
 def test_weights_cut_short(saved: Path, part: float) -> None:
     weights = saved / "model.safetensors"
@@ -355,6 +539,14 @@ def test_weights_cut_short(saved: Path, part: float) -> None:
     weights.write_bytes(whole[: int(len(whole) * part)])
     with pytest.raises(DamagedFileError, match=r"model\.safetensors is cut short or is not a safetensors file"):
         from_pretrained(saved)
+
+
+def test_a_file_cut_short_after_it_was_opened(saved: Path) -> None:
+    weights = saved / "model.safetensors"
+    tensors = TensorFile(weights).tensors
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is cut short: it ends inside model\.norm\.weight"):
+        tensors["model.norm.weight"].read()
 
 
 def header(fields: dict[str, Any], data: bytes = b"") -> bytes:
@@ -375,7 +567,6 @@ def header(fields: dict[str, Any], data: bytes = b"") -> bytes:
         ),
         (header({"w": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}}, bytes(8)), "is not a safetensors file"),
         (header({"w": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}, bytes(8)), "w is stored as F8_E4M3"),
-        (header({"w": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}, bytes(8)), "stored as I32, expected fl"),
     ],
 )
 def test_weights_that_are_none(saved: Path, contents: bytes, message: str) -> None:
@@ -386,15 +577,17 @@ def test_weights_that_are_none(saved: Path, contents: bytes, message: str) -> No
 
 def test_missing_folders_and_files(saved: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"no such model folder \(nothing is downloaded\): 'jingyaogong/minimind'"
+        FileNotFoundError,
+        match=r"^jingyaogong/minimind: there is no such model folder or file \(nothing is downloaded\)$",
     ):
         from_pretrained("jingyaogong/minimind")
-    with pytest.raises(CheckpointError, match="is a file, expected a folder"):
-        from_pretrained(saved / "config.json")
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(CheckpointError, match="is a file, expected the folder that holds it"):
+            from_pretrained(saved / name)
     with pytest.raises(FileNotFoundError, match=rf"no config\.json .* holds model; did you mean .*{saved.name}\?"):
         from_pretrained(saved.parent)
-    (saved / "model.safetensors").rename(saved / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .* holds config\.json, pytorch_model\.bin"):
+    (saved / "model.safetensors").rename(saved / "model.gguf")
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .* holds config\.json, model\.gguf$"):
         from_pretrained(saved)
 
 
@@ -405,6 +598,7 @@ def test_missing_folders_and_files(saved: Path) -> None:
         ('{"model_type": "llama"}', "model_type 'llama' is not supported"),
         ('{"model_type": "qwen3", "sliding_window": 4, "use_sliding_window": true}', "use_sliding_window = True"),
         ('{"hidden_size": "64"}', "hidden_size must be an integer"),
+        ('{"layer_types": 5}', "layer_types = 5 are not implemented"),
     ],
 )
 def test_a_bad_config_is_named(saved: Path, text: str, message: str) -> None:

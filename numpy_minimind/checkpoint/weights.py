@@ -1,0 +1,187 @@
+"""From whatever holds a model's weights to one tensor for each of its parameters, all checked and none read yet.
+
+A folder holds model.safetensors, or its shards and their index, or the same as pytorch_model.bin; a .pth stands alone.
+Experts may be stored one by one or fused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from numpy_minimind.checkpoint.files import CheckpointError, contents, file_not_found, read_json
+from numpy_minimind.checkpoint.pth import read_pth
+from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
+from numpy_minimind.config import MiniMindConfig
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+# Tables of rotary positions that older files hold; here they are computed from the config.
+COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cos|freqs_sin)")
+
+MAX_FAULTS = 200  # a config may ask for a billion layers
+MAX_EXPERTS = 4096  # and a file may hold a billion experts without a number in any
+
+Tensors = dict[str, StoredTensor]
+
+
+# -- where they lie ----------------------------------------------------------------------------------------------
+
+
+def open_weights(path: Path) -> Tensors:
+    """Return every tensor of a model folder, or of one file of PyTorch, by name."""
+    if path.is_file():
+        return read_pth(path)
+    for name in (SAFETENSORS, TORCH):
+        if (path / name).exists():
+            return _open_file(path / name)
+        if (path / (name + INDEX)).exists():
+            return _open_shards(path / (name + INDEX))
+    raise missing(path, SAFETENSORS)
+
+
+def _open_file(path: Path) -> Tensors:
+    return TensorFile(path).tensors if path.suffix == ".safetensors" else read_pth(path)
+
+
+def _open_shards(index: Path) -> Tensors:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise CheckpointError(f"{index} has no weight_map from names to files")
+    tensors: Tensors = {}
+    for shard in sorted(set(places.values())):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index} names {shard!r}, which is not a file of the same folder")
+        tensors.update(_open_file(index.with_name(shard)))
+    absent = [f"{name} (in {shard})" for name, shard in places.items() if name not in tensors]
+    if absent:
+        raise CheckpointError(f"{index} names tensors that the files lack: {', '.join(absent)}")
+    return tensors
+
+
+def missing(folder: Path, name: str) -> FileNotFoundError:
+    """Return the error for a file that a model folder lacks."""
+    hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").exists() else ""
+    return file_not_found(f"no {name} in this folder, which holds {contents(folder)}{hint}", folder)
+
+
+# -- what a model needs ------------------------------------------------------------------------------------------
+
+
+def parameter_shapes(config: MiniMindConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each parameter of such a model, without making one: its state dict in the open."""
+    c = config
+    D, V, H = c.hidden_size, c.vocab_size, c.head_dim or 0
+    N, K = c.num_attention_heads, c.num_key_value_heads
+    F, E = (c.moe_intermediate_size if c.use_moe else c.intermediate_size) or 0, c.num_experts
+    swiglu = {"gate_proj.weight": (F, D), "up_proj.weight": (F, D), "down_proj.weight": (D, F)}
+    yield TABLE, (V, D)
+    for layer in range(c.num_hidden_layers):
+        block = f"model.layers.{layer}."
+        yield block + "input_layernorm.weight", (D,)
+        yield block + "self_attn.q_proj.weight", (N * H, D)
+        yield block + "self_attn.k_proj.weight", (K * H, D)
+        yield block + "self_attn.v_proj.weight", (K * H, D)
+        yield block + "self_attn.o_proj.weight", (D, N * H)
+        yield block + "self_attn.q_norm.weight", (H,)
+        yield block + "self_attn.k_norm.weight", (H,)
+        yield block + "post_attention_layernorm.weight", (D,)
+        if c.use_moe:
+            yield block + "mlp.gate.weight", (E, D)
+        for expert in (f"experts.{e}." for e in range(E)) if c.use_moe else [""]:
+            for name, shape in swiglu.items():
+                yield f"{block}mlp.{expert}{name}", shape
+    yield "model.norm.weight", (D,)
+    if not c.tie_word_embeddings:
+        yield HEAD, (V, D)
+
+
+def fit(weights: Tensors, config: MiniMindConfig) -> Tensors:
+    """Return exactly the tensors that a model of this config needs.
+
+    Fused experts are taken apart; tables that are computed here are left out; the head of a tied model is, too, if it
+    equals the table (or takes its place, if there is none).
+
+    Raises
+    ------
+    ValueError
+        Listing everything that is missing, not expected, or of another shape or dtype, and a head that is not tied.
+    """
+    weights = {name: tensor for name, tensor in split_experts(weights).items() if not COMPUTED.fullmatch(name)}
+    faults = []
+    if config.tie_word_embeddings and HEAD in weights:
+        head = weights.pop(HEAD)
+        if not _equal(head, weights.setdefault(TABLE, head)):
+            faults.append(
+                f"not tied: {HEAD} differs from {TABLE}, and the config says that they are one (to load them as two, "
+                "give a config with tie_word_embeddings False)"
+            )
+    faults += _misfits(weights, config)
+    if len(faults) > MAX_FAULTS:
+        faults[MAX_FAULTS:] = ["and more"]
+    if faults:
+        raise ValueError("the weights do not fit the config:\n  " + "\n  ".join(faults))
+    return weights
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    return a is b or (a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True))
+
+
+def _misfits(weights: Tensors, config: MiniMindConfig) -> list[str]:
+    # So few more than there are: what is cut off could only be missing, too.
+    expected = dict(itertools.islice(parameter_shapes(config), len(weights) + MAX_FAULTS + 1))
+    faults = [f"missing: {name}" for name in expected if name not in weights]
+    faults += [f"unexpected: {name}" for name in weights if name not in expected]
+    for name, shape in expected.items():
+        tensor = weights.get(name)
+        if tensor is not None and tensor.shape != shape:
+            faults.append(f"wrong shape: {name} is {tensor.shape}, expected {shape}")
+        elif tensor is not None and tensor.stored not in FLOATS:
+            faults.append(f"wrong dtype: {name} is stored as {tensor.stored}, expected floats")
+    return faults
+
+
+def split_experts(weights: Tensors) -> Tensors:
+    """Take apart what transformers 5 fuses: ``gate_up_proj`` (E, 2F, D), gates first, and ``down_proj`` (E, D, F)."""
+    split: Tensors = {}
+    for name, tensor in weights.items():
+        fused = re.fullmatch(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)", name)
+        if fused is None or len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+            split[name] = tensor
+            continue
+        prefix, kind = fused.groups()
+        E, rows, _ = tensor.shape
+        for e in range(E):
+            if kind == "down_proj":
+                split[f"{prefix}{e}.down_proj.weight"] = tensor[e]
+            else:
+                split[f"{prefix}{e}.gate_proj.weight"] = tensor[e, : rows // 2]
+                split[f"{prefix}{e}.up_proj.weight"] = tensor[e, rows // 2 :]
+    return split
+
+
+def fields_of(weights: Mapping[str, StoredTensor]) -> dict[str, int | bool]:
+    """Return those fields of a config that the shapes give away: a help for who has to write one."""
+    weights = split_experts(dict(weights))
+    first = "model.layers.0."
+    names = [f"{first}{part}.weight" for part in ("self_attn.q_norm", "self_attn.q_proj", "self_attn.k_proj")]
+    if not all(name in weights and weights[name].shape for name in [TABLE, *names]) or len(weights[TABLE].shape) != 2:
+        return {}
+    (V, D), (H, NH, KH) = weights[TABLE].shape, (weights[name].shape[0] or 1 for name in names)
+    blocks = {match[1] for name in weights if (match := re.match(r"model\.layers\.(\d+)\.", name))}
+    heads = {"num_attention_heads": NH // H, "num_key_value_heads": KH // H, "head_dim": H}
+    fields: dict[str, int | bool] = {"hidden_size": D, "num_hidden_layers": len(blocks), "vocab_size": V, **heads}
+    router, gate = weights.get(f"{first}mlp.gate.weight"), weights.get(f"{first}mlp.gate_proj.weight")
+    expert = weights.get(f"{first}mlp.experts.0.gate_proj.weight")
+    if gate is not None:
+        fields["intermediate_size"] = gate.shape[0]
+    if router is not None and expert is not None:
+        fields |= {"use_moe": True, "num_experts": router.shape[0], "moe_intermediate_size": expert.shape[0]}
+    return fields
