@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy_minimind.training.trainer import TrainingDiverged
 
-COMMANDS = ("train", "generate", "eval", "gradcheck", "params")
+COMMANDS = ("train", "generate", "chat", "eval", "gradcheck", "params", "bench", "show-labels")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def command_module(name: str) -> Any:
     """Import the module of a command."""
-    return importlib.import_module(f"numpy_minimind.commands.{name}")
+    return importlib.import_module(f"numpy_minimind.commands.{name.replace('-', '_')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,24 +1,44 @@
-"""From text to ids and back: a tokenizer of characters, and any tokenizer.json of Hugging Face.
-
-The tokenizer of characters needs NumPy alone. It is saved as a WordLevel tokenizer.json, one word a character, which
-the `tokenizers` library loads and which gives the same ids there.
-"""
+"""From text to ids and back: the tokenizer of a model folder, whichever it is."""
 
 from __future__ import annotations
 
 import errno
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, PathLike, contents, read_json, resolve, write_json
+from numpy_minimind.checkpoint.char_tokenizer import (
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    CharTokenizer,
+    characters_of,
+    check_ids,
+)
+from numpy_minimind.checkpoint.files import (
+    CheckpointError,
+    DamagedFileError,
+    PathLike,
+    contents,
+    read_json,
+    resolve,
+)
+from numpy_minimind.checkpoint.pretrained_tokenizer import ROLES, PretrainedTokenizer, content
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0 pad and unknown, 1 bos, 2 eos
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+__all__ = [
+    "ROLES",
+    "SPECIAL_TOKENS",
+    "TOKENIZER",
+    "TOKENIZER_CONFIG",
+    "CharTokenizer",
+    "PretrainedTokenizer",
+    "Tokenizer",
+    "check_ids",
+    "load_tokenizer",
+]
+
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 
 class Tokenizer(Protocol):
@@ -38,9 +58,10 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
-    """Load the tokenizer of a model folder, or a tokenizer.json (with the tokenizer_config.json beside it, if any).
+    """Load the tokenizer of a model folder, or a tokenizer.json.
 
-    A file that `CharTokenizer.save` wrote needs NumPy alone, any other the package tokenizers.
+    Beside tokenizer.json may stand tokenizer_config.json and chat_template.jinja, whose template goes before that of
+    the former. A file that `CharTokenizer.save` wrote needs NumPy alone, any other the package tokenizers.
 
     Raises
     ------
@@ -53,10 +74,13 @@ def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
     tokenizer = read_json(file)
     beside = file.with_name(TOKENIZER_CONFIG)
     config = read_json(beside) if beside.exists() else {}
-    characters = _characters(tokenizer)
+    characters = characters_of(tokenizer)
     if characters is None:
+        template = file.with_name(CHAT_TEMPLATE_FILE)
+        if template.exists():
+            config = {**config, "chat_template": _read_template(template)}
         return PretrainedTokenizer(tokenizer, config, name=str(file))
-    bos_token = _content(config.get("bos_token")) or SPECIAL_TOKENS[1]
+    bos_token = content(config.get("bos_token")) or SPECIAL_TOKENS[1]
     if bos_token not in SPECIAL_TOKENS:
         raise CheckpointError(f"{beside} names {bos_token!r} as its bos_token, which {file} does not hold")
     return CharTokenizer(characters, bos_token=bos_token, add_bos_token=bool(config.get("add_bos_token", False)))
@@ -78,229 +102,9 @@ def _tokenizer_file(path: Path, given: str) -> Path:
     return file
 
 
-def _content(token: Any) -> str | None:
-    """Return the text of a special token, which stands there alone or with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-# -- characters --------------------------------------------------------------------------------------------------
-
-
-class CharTokenizer:
-    """One id a character: 0 ``<|endoftext|>`` (padding, unknown), 1 ``<|im_start|>``, 2 ``<|im_end|>`` (the end mark).
-
-    Then each character in the order of its code point. A special token's text is *not* special to `encode`: it is
-    spelled in characters like any other text, so that no text can bring in an end mark. (`tokenizers`, given the
-    saved file, reads it as the special token: there only text without special tokens has the same ids.)
-
-    Parameters
-    ----------
-    characters : str or iterable of characters
-        In any order, repeated or not.
-    bos_token : str
-        Which special token begins a text; in a language of sentences the end mark of the one before may.
-    add_bos_token : bool
-        Whether a prompt is to begin with it. For who writes prompts: `encode` never adds it.
-    """
-
-    pad_token_id = unk_token_id = 0
-    eos_token_id = 2
-
-    def __init__(
-        self, characters: Iterable[str], *, bos_token: str = SPECIAL_TOKENS[1], add_bos_token: bool = False
-    ) -> None:
-        if bos_token not in SPECIAL_TOKENS:
-            raise ValueError(f"bos_token must be one of {', '.join(SPECIAL_TOKENS)}, got {bos_token!r}")
-        self.characters = "".join(sorted(set("".join(characters))))
-        codes = _code_points(self.characters)
-        surrogates = self.characters[np.searchsorted(codes, 0xD800) : np.searchsorted(codes, 0xE000)]
-        if surrogates:
-            raise ValueError(
-                f"the text holds {surrogates[0]!r}, half a character, which no file can hold: decode it right"
-            )
-        self.bos_token, self.add_bos_token = bos_token, add_bos_token
-        self.bos_token_id = SPECIAL_TOKENS.index(bos_token)
-        self._tokens = [*SPECIAL_TOKENS, *self.characters]
-        # A table from code point to id; its last entry, unknown, stands for all that lie beyond.
-        self._ids = np.zeros(int(codes.max(initial=0)) + 2, np.int32)
-        self._ids[codes] = np.arange(len(SPECIAL_TOKENS), self.vocab_size)
-
-    @classmethod
-    def from_text(cls, text: str, **options: Any) -> CharTokenizer:
-        """Return a tokenizer of all characters in `text`."""
-        codes = np.unique(_code_points(text))
-        return cls("".join(map(chr, codes.tolist())), **options)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._tokens)
-
-    def encode(self, text: str) -> list[int]:
-        """Return one id a character, 0 for one that is unknown."""
-        return self.encode_array(text).tolist()
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Return the same as an array of int32 (len(text),), without a Python loop."""
-        codes = _code_points(text)
-        return self._ids[np.minimum(codes, len(self._ids) - 1)]
-
-    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-        """Return the characters of `ids`; special tokens (unknown among them) are left out, or spelled.
-
-        Raises
-        ------
-        ValueError
-            For an id outside the vocabulary.
-        """
-        checked = check_ids(ids, self.vocab_size)
-        first = len(SPECIAL_TOKENS) if skip_special_tokens else 0
-        return "".join([self._tokens[i] for i in checked if i >= first])
-
-    def save(self, folder: PathLike) -> None:
-        """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer`, tokenizers and transformers."""
-        folder = resolve(folder)
-        write_json(folder / TOKENIZER, self._tokenizer_json())
-        write_json(
-            folder / TOKENIZER_CONFIG,
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": self.bos_token,
-                "eos_token": SPECIAL_TOKENS[2],
-                "pad_token": SPECIAL_TOKENS[0],
-                "unk_token": SPECIAL_TOKENS[0],
-                "add_bos_token": self.add_bos_token,
-                "clean_up_tokenization_spaces": False,
-            },
-        )
-
-    def _tokenizer_json(self) -> dict[str, Any]:
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{"id": i, "content": token, **plain} for i, token in enumerate(SPECIAL_TOKENS)],
-            "normalizer": None,
-            "pre_tokenizer": EACH_CHARACTER,
-            "post_processor": None,
-            "decoder": {"type": "Fuse"},  # joins without spaces
-            "model": {
-                "type": "WordLevel",
-                "vocab": {token: i for i, token in enumerate(self._tokens)},
-                "unk_token": SPECIAL_TOKENS[0],
-            },
-        }
-
-    def __repr__(self) -> str:
-        return f"CharTokenizer(vocab_size={self.vocab_size}, bos_token={self.bos_token!r})"
-
-
-# A dot does not match a line's end, hence "white space or not".
-EACH_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-
-
-def _code_points(text: str) -> np.ndarray:
-    """Return the code point of every character: (len(text),) uint32."""
-    if not isinstance(text, str):
-        raise TypeError(f"a tokenizer encodes str, got {type(text).__name__}")
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-
-
-def _characters(tokenizer: dict[str, Any]) -> str | None:
-    """Return the characters, when a tokenizer.json is one that `CharTokenizer` saves; else None."""
-    model = tokenizer.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(vocab, dict):
-        return None
-    characters = "".join(token for token in vocab if len(token) == 1 and not "\ud800" <= token <= "\udfff")
-    expected = CharTokenizer(characters)._tokenizer_json()
-    same = all(tokenizer.get(part) == expected[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder"))
-    return characters if same else None
-
-
-def check_ids(ids: Any, vocab_size: int) -> list[int]:
-    """Return ids as a list, or say which one is none: not an integer, or outside the vocabulary."""
-    array = np.asarray(ids)
-    if array.ndim != 1:
-        raise ValueError(f"ids to decode must be one sequence, got an array of shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"ids to decode must be integers, got {array.dtype}")
-    outside = (array < 0) | (array >= vocab_size)
-    if outside.any():
-        raise ValueError(f"id {array[outside][0]} is outside the vocabulary of {vocab_size}")
-    return array.tolist()
-
-
-# -- Hugging Face's ----------------------------------------------------------------------------------------------
-
-
-class PretrainedTokenizer:
-    """Any tokenizer.json, run by the package tokenizers.
-
-    A special token that stands in a text is read as such: ``"a<|im_end|>b"`` has the end mark in it.
-
-    Parameters
-    ----------
-    tokenizer : dict
-        The contents of tokenizer.json.
-    config : dict
-        Those of tokenizer_config.json: which token begins and ends a text, pads, and stands for the unknown.
-    name : str
-        Of the file, for errors.
-    """
-
-    def __init__(self, tokenizer: dict[str, Any], config: dict[str, Any], name: str = TOKENIZER) -> None:
-        self.tokenizer_json, self.tokenizer_config = tokenizer, config
-        self._tokenizer = _library_tokenizer(tokenizer, name)
-        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.add_bos_token = bool(config.get("add_bos_token", False))
-        self.bos_token_id, self.eos_token_id, self.pad_token_id, self.unk_token_id = (
-            self._id_of(role, name) for role in ROLES
-        )
-
-    def _id_of(self, role: str, name: str) -> int | None:
-        token = _content(self.tokenizer_config.get(role))
-        if token is None:
-            return None
-        i = self._tokenizer.token_to_id(token)
-        if i is None:
-            raise CheckpointError(f"{TOKENIZER_CONFIG} names {token!r} as its {role}, which {name} does not hold")
-        return i
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; nothing is added before or after."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Return the same as an array of int32."""
-        return np.array(self.encode(text), np.int32)
-
-    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; bytes that make no whole character become U+FFFD.
-
-        Raises
-        ------
-        ValueError
-            For an id outside the vocabulary.
-        """
-        return self._tokenizer.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special_tokens)
-
-    def save(self, folder: PathLike) -> None:
-        """Write tokenizer.json and tokenizer_config.json with the contents that were loaded."""
-        folder = resolve(folder)
-        write_json(folder / TOKENIZER, self.tokenizer_json)
-        write_json(folder / TOKENIZER_CONFIG, self.tokenizer_config)
-
-    def __repr__(self) -> str:
-        return f"PretrainedTokenizer(vocab_size={self.vocab_size})"
-
-
-def _library_tokenizer(tokenizer: dict[str, Any], name: str) -> Any:
+def _read_template(path: Path) -> str:
     try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(f"{name} needs the package tokenizers: pip install 'numpy-minimind[train]'") from error
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{name} is not a tokenizer that the package tokenizers understands: {error}") from error
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DamagedFileError(f"{path} is not UTF-8: byte 0x{byte:02X} at offset {error.start}") from error

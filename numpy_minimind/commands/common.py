@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.checkpoint.files import CheckpointError
 from numpy_minimind.checkpoint.pretrained import from_pretrained
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer, load_tokenizer
 from numpy_minimind.model import MiniMindForCausalLM
@@ -33,13 +34,23 @@ def device_of(args: argparse.Namespace) -> str:
 
 
 def load_model(path: str, device: str) -> tuple[MiniMindForCausalLM, Any]:
-    """Return (model, tokenizer) of a model folder, or of the folder of a training run, whose model/ is taken."""
-    folder = Path(path).expanduser()
-    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
-        folder = folder / "model"
-    model = from_pretrained(folder)
+    """Return (model, tokenizer) of a model folder, of a training run (its model/ is taken), or of a .pth file.
+
+    The tokenizer of a .pth file stands beside it.
+    """
+    given = Path(path).expanduser()
+    if not (given / "config.json").exists() and (given / "model" / "config.json").exists():
+        given = given / "model"
+    model = from_pretrained(given)
+    folder = given.parent if given.is_file() else given
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"{folder} holds a tokenizer of {tokenizer.vocab_size:,} tokens and a model that knows only "
+            f"{model.config.vocab_size:,}: they do not belong together"
+        )
     model.to(device)
-    return model, load_tokenizer(folder)
+    return model, tokenizer
 
 
 def warn_of_unknown(tokenizer: Any, ids: Any) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.checkpoint.stream_decoder import StreamDecoder
+from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
+from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
+from numpy_minimind.generation.generate import generate
 
 HELP = "continue a text"
 EXAMPLE = 'generate runs/toy --prompt "小明" --seed 1'
@@ -18,34 +22,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `generate`."""
     parser.add_argument("model", metavar="MODEL", help="folder of a model, or of a training run")
     parser.add_argument("--prompt", required=True, help="text to continue; may be empty if the model has a bos token")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.85, help="0: always the most likely token")
-    parser.add_argument("--top-k", type=int, default=50, help="0: off")
-    parser.add_argument("--top-p", type=float, default=0.85, help="1: off")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="1: off")
-    parser.add_argument("--seed", type=int, help="makes the draws repeatable")
+    add_sampling(parser, max_new_tokens=128)
+    parser.add_argument(
+        "--bos",
+        action=argparse.BooleanOptionalAction,
+        help="begin with the bos token (default: if the tokenizer is no tokenizer of characters and has one, as "
+        "MiniMind's, or if it says so itself)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
     add_device(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Generate; stream the text unless JSON was asked for."""
-    if args.seed is not None and args.seed < 0:
-        raise ValueError(f"--seed must not be negative, got {args.seed}")
+    sampling = sampling_of(args)
     model, tokenizer = load_model(args.model, device_of(args))
-    ids = prompt_ids(tokenizer, args.prompt)
+    ids = prompt_ids(tokenizer, args.prompt, args.bos)
     warn_of_unknown(tokenizer, [ids])
     stream = Stream(tokenizer, args.prompt, silent=args.json)
     began = time.perf_counter()
-    output = model.generate(
+    output = generate(
+        model,
         np.array([ids]),
         max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        repetition_penalty=args.repetition_penalty,
         rng=np.random.default_rng(args.seed),
         on_token=stream.write,
+        vocab_size=tokenizer.vocab_size,
+        **sampling,
     )
     seconds = time.perf_counter() - began
     new = [int(i) for i in output[0, len(ids) :]]
@@ -63,11 +66,19 @@ def render(result: dict[str, Any]) -> str:
     return f"[{len(result['ids'])} tokens, {result['tokens_per_s']:.0f} tokens/s]"
 
 
-def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """Encode the prompt, with the bos token before it when the tokenizer says so."""
-    ids = ([tokenizer.bos_token_id] if tokenizer.add_bos_token else []) + list(tokenizer.encode(prompt))
+def prompt_ids(tokenizer: Any, prompt: str, bos: bool | None = None) -> list[int]:
+    """Encode the prompt, with the bos token before it when that is asked for or, by default, as the model was trained.
+
+    MiniMind's training texts begin with bos, though its tokenizer_config.json says ``add_bos_token: false``.
+    """
+    known = tokenizer.bos_token_id is not None
+    if bos and not known:
+        raise ValueError("--bos: the tokenizer has no bos token")
+    if bos is None:
+        bos = known and (tokenizer.add_bos_token or isinstance(tokenizer, PretrainedTokenizer))
+    ids = ([tokenizer.bos_token_id] if bos else []) + list(tokenizer.encode(prompt))
     if not ids:
-        raise ValueError("the prompt is empty, and the tokenizer adds no bos token: give at least one character")
+        raise ValueError("the prompt is empty, and no bos token is added: give at least one character")
     return ids
 
 
@@ -75,25 +86,19 @@ class Stream:
     """Print the prompt and new text as it becomes complete: a character cut in the middle is held back."""
 
     def __init__(self, tokenizer: Any, prompt: str, silent: bool) -> None:
-        self.tokenizer, self.prompt, self.silent = tokenizer, prompt, silent
-        self.ids: list[int] = []
-        self.shown = 0
+        self.decoder, self.prompt, self.silent = StreamDecoder(tokenizer), prompt, silent
 
     def write(self, new: np.ndarray) -> None:
         """Take the id of the one row."""
-        self.ids.append(int(new[0]))
-        if self.silent:
-            return
-        text = self.tokenizer.decode(self.ids)
-        if not text.endswith("\ufffd"):
-            self._show(text)
+        if not self.silent:
+            self._show(self.decoder.push(new[0]))
 
     def end(self) -> None:
         """Show what was held back, and end the line."""
         if not self.silent:
-            self._show(self.tokenizer.decode(self.ids))
+            self._show(self.decoder.flush())
             print()
 
-    def _show(self, text: str) -> None:
-        print(self.prompt + text[self.shown :], end="", flush=True)
-        self.prompt, self.shown = "", len(text)
+    def _show(self, piece: str) -> None:
+        print(self.prompt + piece, end="", flush=True)
+        self.prompt = ""

@@ -30,6 +30,8 @@ def generate(
     rng: np.random.Generator | None = None,
     on_token: Callable[[np.ndarray], Any] | None = None,
     attention_mask: Any = None,
+    cache: Any = None,
+    vocab_size: int | None = None,
 ) -> np.ndarray:
     """Continue each prompt of a batch by at most `max_new_tokens` tokens.
 
@@ -60,6 +62,11 @@ def generate(
     attention_mask : array of bool or of 0 and 1 (B, T), optional
         Which positions of `input_ids` are prompt and not padding; by default all. The last column must be:
         pad on the left. At temperature 0 a left-padded row gets the ids that it would get alone.
+    cache : KVCache, optional
+        One that holds the first ``cache.length`` tokens of the prompts already, from an earlier call: only the rest
+        goes through the model. It takes in all but the last of the new ids too.
+    vocab_size : int, optional
+        Ids from this one on are never chosen: what the tokenizer holds, where the model's table is larger.
 
     Returns
     -------
@@ -81,18 +88,23 @@ def generate(
     eos = _check_eos(eos_token_id, model.config)
     batch, prompt = ids.shape
     _check_length(prompt, max_new_tokens, model.config.max_position_embeddings)
+    vocab_size = _check_vocab_size(vocab_size, model.config.vocab_size)
     generators = _row_generators(rng, batch) if temperature > 0 else []
 
     output = np.concatenate([ids, np.zeros((batch, max_new_tokens), np.int64)], axis=1)  # (B, T + n)
     seen = _seen(ids, mask, model.config.vocab_size)  # (B, V)
     finished = np.zeros(batch, dtype=bool)
-    cache = model.new_cache(batch, prompt + max_new_tokens)
     prompt_mask = None if mask.all() else mask
+    if cache is None:
+        cache = model.new_cache(batch, prompt + max_new_tokens)
+    else:
+        _check_cache(cache, prompt, max_new_tokens)
+        ids = ids[:, cache.length :]
     for end in range(prompt, prompt + max_new_tokens):
         logits = model(ids, attention_mask=prompt_mask, cache=cache, logits_to_keep=1)  # (B, 1, V)
         new = next_ids(
-            logits[:, -1],
-            seen,
+            logits[:, -1, :vocab_size],
+            seen[:, :vocab_size],
             generators,
             temperature=temperature,
             top_k=top_k,
@@ -159,6 +171,27 @@ def _check_length(prompt: int, max_new_tokens: int, positions: int) -> None:
         raise ValueError(
             f"a prompt of {prompt} tokens and max_new_tokens {max_new_tokens} need {prompt + max_new_tokens} "
             f"positions; the model has {positions} (max_position_embeddings)"
+        )
+
+
+def _check_vocab_size(vocab_size: Any, whole: int) -> int:
+    if vocab_size is None:
+        return whole
+    if not (isinstance(vocab_size, (int, np.integer)) and 1 <= vocab_size <= whole):
+        raise ValueError(f"vocab_size is {vocab_size!r}; expected at most the model's {whole}, or None for all of it")
+    return int(vocab_size)
+
+
+def _check_cache(cache: Any, prompt: int, max_new_tokens: int) -> None:
+    if cache.length >= prompt:
+        raise ValueError(
+            f"the cache holds {cache.length} tokens and the prompt has {prompt}: "
+            "at least its last token must go through the model"
+        )
+    if prompt + max_new_tokens > cache.max_tokens:
+        raise ValueError(
+            f"a prompt of {prompt} tokens and max_new_tokens {max_new_tokens} need a cache for "
+            f"{prompt + max_new_tokens}; this one is for {cache.max_tokens}"
         )
 
 

@@ -78,7 +78,7 @@ def test_generate_refuses_what_is_no_model(tmp_path, capsys):
 
 def test_a_streamed_character_is_never_shown_in_half(capsys):
     class Bytes:
-        def decode(self, ids):
+        def decode(self, ids, skip_special_tokens=True):
             return bytes(ids).decode("utf-8", errors="replace")
 
     stream = generate_command.Stream(Bytes(), "", silent=False)
@@ -137,7 +137,7 @@ def test_bits_per_char_counts_characters_and_not_tokens(trained, toy_text, capsy
         def encode_array(self, text):
             return self.inner.encode_array(text)
 
-        def decode(self, ids):
+        def decode(self, ids, skip_special_tokens=True):
             return "ab" * len(ids)
 
     model, tokenizer = eval_command.load_model(str(trained), "cpu")
@@ -215,7 +215,7 @@ def test_params_of_a_folder_and_of_nothing(trained, capsys):
 # -- all -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "eval", "gradcheck", "params"])
+@pytest.mark.parametrize("command", ["train", "generate", "eval", "gradcheck", "params", "show-labels"])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])
