@@ -71,10 +71,10 @@ def loss_curve(
         Nats a token.
     """
     fig, ax = figure(7.2, 4.2)
-    steps = [m["step"] for m in metrics]
-    losses = [m["ce_loss"] for m in metrics]
-    ax.plot(steps, losses, color=TRAIN, lw=1.4, label="training")
-    held = [(m["step"], m["val_loss"]) for m in metrics if m.get("val_loss") is not None]
+    # A loss of 0, and none at all, have no place on a logarithmic axis.
+    trained = [(m["step"], m["ce_loss"]) for m in metrics if m.get("ce_loss")]
+    held = [(m["step"], m["val_loss"]) for m in metrics if m.get("val_loss")]
+    ax.plot([step for step, _ in trained], [loss for _, loss in trained], color=TRAIN, lw=1.4, label="training")
     if held:
         ax.plot(*zip(*held), color=HELD_OUT, lw=1.6, marker="o", ms=4, label=f"held out (last {held[-1][1]:.3f})")
     if oracle_loss is not None:
@@ -84,8 +84,10 @@ def loss_curve(
     ax.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
     ax.set_xlabel("step", color=INK, fontsize=9)
     ax.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
-    ax.set_yscale("log")
-    _plain_log_ticks(ax, losses + [loss for _, loss in held] + [v for v in (oracle_loss, entropy_floor) if v])
+    drawn = [loss for _, loss in trained + held] + [v for v in (oracle_loss, entropy_floor) if v]
+    if drawn:
+        ax.set_yscale("log")
+        _plain_log_ticks(ax, drawn)
     ax.grid(axis="y", color="#e6e9f0", lw=0.8)
     ax.set_axisbelow(True)
     ax.legend(frameon=False, fontsize=9, labelcolor=INK)
@@ -140,6 +142,38 @@ def attention_map(path: str | Path, weights: np.ndarray, tokens: Sequence[str], 
 
 def _visible(token: str) -> str:
     return {" ": "\u2423", "\n": "\u21b5"}.get(token, token)
+
+
+def step_parts(path: str | Path, steps: Mapping[str, Mapping[str, float]]) -> Path:
+    """Draw what the time of a training step goes into, a bar for each size.
+
+    Parameters
+    ----------
+    path : path
+        Of the PNG to write.
+    steps : mapping from size to {part: seconds}
+        The parts are `products`, `attention`, `element_wise` and `optimizer`, and add up to the step.
+    """
+    fig, ax = figure(7.2, 1.5 + 0.5 * len(steps))
+    colours = {"products": HELD_OUT, "attention": TRAIN, "element_wise": ORACLE, "optimizer": FLOOR}
+    whole = [sum(parts.values()) for parts in steps.values()]
+    left = np.zeros(len(steps))
+    for part, colour in colours.items():
+        share = [max(parts[part], 0.0) / total for parts, total in zip(steps.values(), whole)]
+        bars = ax.barh(range(len(steps)), share, left=left, color=colour, height=0.62, label=part.replace("_", "-"))
+        ax.bar_label(bars, [f"{s:.0%}" if s >= 0.04 else "" for s in share], label_type="center", color="white")
+        left += share
+    labels = [f"{size}\n{1e3 * total:,.0f} ms" for size, total in zip(steps, whole)]
+    ax.set_yticks(range(len(steps)), labels, fontsize=9)
+    ax.invert_yaxis()
+    ax.set_xticks([])
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_title("What the time of a training step goes into", color=INK, fontsize=11, loc="left")
+    legend = {"frameon": False, "fontsize": 9, "labelcolor": INK}
+    fig.legend(loc="outside lower center", ncols=4, **legend)
+    return save(fig, path)
 
 
 # -- gradient checks -------------------------------------------------------------------------------------------------
@@ -202,7 +236,14 @@ def step_sizes(
     return save(fig, path)
 
 
-def error_heat_map(path: str | Path, table: Mapping[str, Mapping[str, float]], kinds: Sequence[str]) -> Path:
+def error_heat_map(
+    path: str | Path,
+    table: Mapping[str, Mapping[str, float]],
+    kinds: Sequence[str],
+    *,
+    title: str = "Worst relative error of analytic against numeric, log10",
+    span: tuple[int, int] = (-14, -4),
+) -> Path:
     """Draw the worst relative error of each layer (row) and kind of tensor (column), as a power of ten.
 
     Parameters
@@ -212,25 +253,31 @@ def error_heat_map(path: str | Path, table: Mapping[str, Mapping[str, float]], k
     table : mapping from layer to {kind: error}
     kinds : sequence of str
         The columns; those without an entry are left out.
+    title : str
+    span : (int, int)
+        The powers of ten at the two ends of the colours.
     """
     kinds = [kind for kind in kinds if any(kind in row for row in table.values())]
     exponents = np.full((len(table), len(kinds)), np.nan)
     for i, row in enumerate(table.values()):
         for j, kind in enumerate(kinds):
             if kind in row:
-                exponents[i, j] = np.log10(min(max(row[kind], 1e-16), 1.0))
+                exponents[i, j] = np.log10(min(max(row[kind], 1e-16), 1.0))  # -16: equal to the last bit
     fig, ax = figure(2.2 + 0.62 * len(kinds), 1.3 + 0.36 * len(table))
-    image = ax.imshow(exponents, cmap="YlGnBu_r", vmin=-14, vmax=-4, aspect="auto")
+    low, high = span
+    image = ax.imshow(exponents, cmap="YlGnBu_r", vmin=low, vmax=high, aspect="auto")
     for i, j in np.argwhere(np.isfinite(exponents)):
-        dark = exponents[i, j] < -9.5
-        ax.text(j, i, f"{exponents[i, j]:.1f}", ha="center", va="center", fontsize=8, color="white" if dark else INK)
-    ax.set_xticks(range(len(kinds)), kinds, fontsize=9)
+        dark = exponents[i, j] < 0.55 * low + 0.45 * high
+        text = "equal" if exponents[i, j] == -16 else f"{exponents[i, j]:.1f}"
+        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else INK)
+    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, kinds), default=0) > 8 else {}
+    ax.set_xticks(range(len(kinds)), kinds, fontsize=9, **slanted)
     ax.set_yticks(range(len(table)), [name.replace("_", " ") for name in table], fontsize=9)
     ax.tick_params(length=0)
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
-    ax.set_title("Worst relative error of analytic against numeric, log10", color=INK, fontsize=11, loc="left")
-    bar = fig.colorbar(image, ax=ax, shrink=0.8, pad=0.02, ticks=[-14, -12, -10, -8, -6, -4])
+    ax.set_title(title, color=INK, fontsize=11, loc="left")
+    bar = fig.colorbar(image, ax=ax, shrink=0.8, pad=0.02, ticks=range(low, high + 1, 2 if high - low > 5 else 1))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     return save(fig, path)
