@@ -16,7 +16,9 @@ from numpy_minimind.layers import (
     Block,
     CrossEntropyLoss,
     Embedding,
+    FlashAttention,
     Linear,
+    LinearCrossEntropy,
     MoE,
     RMSNorm,
     RotaryEmbedding,
@@ -59,6 +61,12 @@ def query_key_value(rng: np.random.Generator) -> tuple[Any, ...]:
     return q, k, v, visible
 
 
+def query_key_value_mask(rng: np.random.Generator) -> tuple[Any, ...]:
+    mask = rng.random((B, S)) < 0.7
+    mask[1, : S - T + 2] = False  # its first two queries see nothing
+    return (*query_key_value(rng)[:3], mask)
+
+
 def labelled(rng: np.random.Generator) -> tuple[Any, ...]:
     targets = rng.integers(0, V, (B, T))
     targets[0, 1] = targets[2, 3] = -100
@@ -88,6 +96,7 @@ CASES = {
     ),
     "softmax": Case(Softmax, scores),
     "scaled dot product": Case(ScaledDotProduct, query_key_value),
+    "flash attention": Case(lambda: FlashAttention(2, 3), query_key_value_mask),
     "attention": Case(lambda: settled(Attention(config())), lambda rng: (hidden(rng), context(rng))),
     "swiglu": Case(lambda: settled(SwiGLU(D, F)), lambda rng: (hidden(rng),)),
     "moe k=1": moe_case(1, False),
@@ -98,6 +107,10 @@ CASES = {
     "block": Case(lambda: settled(Block(config())), lambda rng: (hidden(rng), context(rng))),
     "block of experts": Case(lambda: settled(Block(config(**MOE))), lambda rng: (hidden(rng), context(rng))),
     "cross entropy": Case(CrossEntropyLoss, labelled),
+    "linear cross entropy": Case(
+        lambda: LinearCrossEntropy(settled(Linear(D, V)).weight, chunk=5),
+        lambda rng: (hidden(rng), *labelled(rng)[1:]),
+    ),
     "model": Case(model_of, model_inputs),
     "model of experts": Case(lambda: model_of(tie_word_embeddings=False, **MOE), model_inputs),
 }

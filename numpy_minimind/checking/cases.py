@@ -25,7 +25,9 @@ from numpy_minimind.layers import (
     Block,
     CrossEntropyLoss,
     Embedding,
+    FlashAttention,
     Linear,
+    LinearCrossEntropy,
     MoE,
     RMSNorm,
     RotaryEmbedding,
@@ -150,6 +152,26 @@ def scaled_dot_product(kv_heads: int, queries: int, keys: int, visible: Any, **o
     return build
 
 
+def flash_attention(
+    kv_heads: int = K,
+    queries: int = T,
+    keys: int = S,
+    mask: Any = None,
+    blocks: tuple[int, int] = (2, 3),
+    **options: Any,
+) -> Callable[[Rng], Point]:
+    """Blocks so small that a row's keys, and a key's queries, come in several."""
+
+    def build(rng: Rng) -> Point:
+        q, k, v = (
+            rng.normal(size=(B, heads, length, H))
+            for heads, length in ((N, queries), (kv_heads, keys), (kv_heads, keys))
+        )
+        return Point(FlashAttention(*blocks), (q, k, v, mask), options)
+
+    return build
+
+
 def swiglu(shape: tuple[int, ...], scale: float = 1.0, **options: Any) -> Callable[[Rng], Point]:
     return lambda rng: Point(redraw_parameters(SwiGLU(D, F), rng), (rng.normal(0.0, scale, shape),), options)
 
@@ -159,6 +181,21 @@ def cross_entropy(items: int | None, ignored: int = 0, scale: float = 2.0, **opt
         targets = rng.integers(0, V, B * T)
         targets[rng.permutation(B * T)[:ignored]] = -100
         return Point(CrossEntropyLoss(), (rng.normal(0.0, scale, (B, T, V)), targets.reshape(B, T), items), options)
+
+    return build
+
+
+def linear_cross_entropy(
+    items: int | None, ignored: int = 0, chunk: int = 4, **options: Any
+) -> Callable[[Rng], Point]:
+    """Chunks so small that the rows come in several, the last one of another size."""
+
+    def build(rng: Rng) -> Point:
+        targets = rng.integers(0, V, B * T)
+        targets[rng.permutation(B * T)[:ignored]] = -100
+        head = redraw_parameters(Linear(D, V), rng)
+        layer = LinearCrossEntropy(head.weight, chunk=chunk)
+        return Point(layer, (rng.normal(size=(B, T, D)), targets.reshape(B, T), items), options)
 
     return build
 
@@ -221,10 +258,13 @@ def expert_weights(reason: str, experts: Sequence[int] = range(E)) -> dict[str, 
 CAUSAL = np.tri(T, dtype=bool)
 LATER = np.tri(T, S, S - T, dtype=bool)  # the last T of S tokens ask
 LEFT_PADDED = LATER & (np.arange(S) >= np.array([0, 2, 4])[:, None, None, None])  # (B, 1, T, S)
+NOT_LEFT_PADDING = np.arange(S) >= np.array([0, 2, 4])[:, None]  # (B, S)
+NOT_RIGHT_PADDING = np.arange(S) < np.array([6, 4, 2])[:, None]
 YARN_HF = {**YARN, "rope_type": "yarn", "attention_factor": None}
 ROW_BY_ROW: dict[str, Any] = {"independent_rows": ("x",), "smallest_scale": 1e-3}  # sqrt(eps)
 NO_SCORES = {f"{part}.weight": ONE_KEY for part in ("q_proj", "k_proj", "q_norm", "k_norm")}
-NO_LABEL = {"logits": "no label counts, so the loss is 0 whatever the logits are"}
+NO_LABEL_COUNTS = "no label counts, so the loss is 0 whatever the logits are"
+NO_LABEL = {"logits": NO_LABEL_COUNTS}
 
 LAYER_CASES: tuple[Case, ...] = tuple(
     Case(id, build)
@@ -259,6 +299,16 @@ LAYER_CASES: tuple[Case, ...] = tuple(
         "scaled_dot_product/left-padded": scaled_dot_product(K, T, S, LEFT_PADDED),
         "scaled_dot_product/one-query": scaled_dot_product(K, 1, S, None),
         "scaled_dot_product/strided": scaled_dot_product(K, T, S, LATER, strided=True),
+        "flash_attention/mha": flash_attention(N),
+        "flash_attention/gqa": flash_attention(),
+        "flash_attention/mqa": flash_attention(1),
+        "flash_attention/no-cache": flash_attention(keys=T),
+        "flash_attention/left-padded": flash_attention(mask=NOT_LEFT_PADDING),
+        "flash_attention/right-padded": flash_attention(mask=NOT_RIGHT_PADDING),
+        "flash_attention/one-query": flash_attention(queries=1),
+        "flash_attention/blocks-of-one": flash_attention(queries=2, keys=4, blocks=(1, 1)),
+        "flash_attention/one-block": flash_attention(N, blocks=(T, S)),
+        "flash_attention/strided": flash_attention(strided=True),
         "attention/mha": attention(num_key_value_heads=N),
         "attention/gqa": attention(),
         "attention/mqa": attention(num_key_value_heads=1),
@@ -294,5 +344,13 @@ LAYER_CASES: tuple[Case, ...] = tuple(
         "cross_entropy/part-of-a-batch": cross_entropy(40, ignored=6),
         "cross_entropy/all-ignored": cross_entropy(None, ignored=B * T, expected_zero=NO_LABEL),
         "cross_entropy/large-logits": cross_entropy(B * T, scale=30.0),
+        "linear_cross_entropy/mean": linear_cross_entropy(None),
+        "linear_cross_entropy/ignored": linear_cross_entropy(None, ignored=6),
+        "linear_cross_entropy/part-of-a-batch": linear_cross_entropy(40, ignored=6),
+        "linear_cross_entropy/one-chunk": linear_cross_entropy(None, chunk=B * T),
+        "linear_cross_entropy/all-ignored": linear_cross_entropy(
+            None, ignored=B * T, expected_zero={"h": NO_LABEL_COUNTS, "weight": NO_LABEL_COUNTS}
+        ),
+        "linear_cross_entropy/strided": linear_cross_entropy(None, strided=True),
     }.items()
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numpy_minimind.checking.mutants_attention import ATTENTION_MUTANTS
+from numpy_minimind.checking.mutants_flash import FLASH_MUTANTS
 from numpy_minimind.checking.mutants_layers import LAYER_MUTANTS
 from numpy_minimind.checking.mutants_model import MODEL_MUTANTS
 from numpy_minimind.checking.mutants_moe import MOE_MUTANTS
@@ -16,6 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SWIGLU_MUTANTS,
     *ROPE_AND_SOFTMAX_MUTANTS,
     *ATTENTION_MUTANTS,
+    *FLASH_MUTANTS,
     *MOE_MUTANTS,
     *MODEL_MUTANTS,
     *TRAINING_MUTANTS,

@@ -16,6 +16,7 @@ from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layers import (
     CrossEntropyLoss,
     Embedding,
+    FlashAttention,
     Linear,
     MoE,
     RMSNorm,
@@ -102,6 +103,30 @@ def hidden_rows(name: str) -> Any:
     v, visible = array([3, 5], [7, 9]).reshape(1, 1, 2, 2), np.array([[False, False], [True, False]])
     found = gradients(ScaledDotProduct(), (one, one.copy(), v, visible), np.ones((1, 1, 2, 2)))
     return found["y"][0, 0] if name == "y" else found["dx"][2][0, 0]
+
+
+def flash_heads(name: str) -> Any:
+    """As `heads_of_two_groups`."""
+    q, k, v = np.zeros((1, 4, 1, 1)), np.zeros((1, 2, 1, 1)), array(10, 20).reshape(1, 2, 1, 1)
+    found = gradients(FlashAttention(), (q, k, v), array(1, 2, 3, 4).reshape(1, 4, 1, 1))
+    return np.ravel(found["y"] if name == "y" else found["dx"][2])
+
+
+def shares(scores: Any, queries: int = 1, mask: Any = None, blocks: tuple[int, int] = (1, 1)) -> Any:
+    """Shares of the keys in each query: values are rows of the identity matrix, and queries are all alike."""
+    S = len(scores)
+    q, k, v = np.zeros((queries, S)), np.zeros((S, S)), np.eye(S)
+    q[:, 0], k[:, 0] = math.sqrt(S), scores
+    keys = None if mask is None else np.array([mask], bool)
+    return FlashAttention(*blocks)(*(x[None, None] for x in (q, k, v)), keys)[0, 0]
+
+
+def two_keys_in_blocks(name: str) -> Any:
+    """As `two_keys`, one key a block."""
+    one, zero = np.ones((1, 1, 1, 4)), np.zeros((1, 1, 1, 4))
+    keys = np.concatenate((one, zero), axis=2)
+    found = gradients(FlashAttention(1, 1), (one, keys, keys.copy()), array(1, 0, 0, 0).reshape(1, 1, 1, 4))
+    return found["y"][0, 0, 0] if name == "y" else np.ravel(found["dx"][["q", "k", "v"].index(name)])[::4]
 
 
 def swiglu(name: str) -> Any:
@@ -232,6 +257,36 @@ LAYER_REFERENCES: dict[str, list[ReferenceValue]] = {
         known("dv", lambda: two_keys("v"), [0.880797078, 0.119202922]),
         known("a query that sees nothing gets 0", lambda: hidden_rows("y"), [[0, 0], [3, 5]], "pytorch/pytorch#41508"),
         known("and gives nothing", lambda: hidden_rows("dv"), [[1, 1], [0, 0]]),
+    ],
+    "flash_attention": [
+        known("heads 0 and 1 read key head 0", lambda: flash_heads("y"), [10, 10, 20, 20], "onnx/onnx#7274"),
+        known("dv sums over the group", lambda: flash_heads("dv"), [3, 7]),
+        known("scores over sqrt(H), two blocks", lambda: two_keys_in_blocks("y"), [0.880797078] * 4),
+        known("dq", lambda: two_keys_in_blocks("q"), [0.0524967927]),
+        known("dk", lambda: two_keys_in_blocks("k"), [0.0524967927, -0.0524967927]),
+        known("dv", lambda: two_keys_in_blocks("v"), [0.880797078, 0.119202922]),
+        known("rising scores", lambda: shares([1, 2, 3]), [[0.09003057317, 0.2447284711, 0.6652409558]]),
+        known("falling scores", lambda: shares([3, 2, 1]), [[0.6652409558, 0.2447284711, 0.09003057317]]),
+        known(
+            "scores of -1e5",
+            lambda: shares([-1e5, -1e5, -1e5]),
+            [[0.3333333333] * 3],
+            "Dao-AILab/flash-attention#2082, flashinfer-ai/flashinfer#4267",
+        ),
+        known("scores of 1e5", lambda: shares([-1e5, 1e5]), [[0, 1]]),
+        known(
+            "two queries are the last of four tokens",
+            lambda: shares([0, 0, 0, 0], queries=2, blocks=(2, 2)),
+            [[0.3333333333, 0.3333333333, 0.3333333333, 0], [0.25, 0.25, 0.25, 0.25]],
+            "Dao-AILab/flash-attention#282",
+        ),
+        known("padding hidden", lambda: shares([0, 0, 5], mask=[0, 1, 0]), [[0, 1, 0]]),
+        known(
+            "a query that sees nothing gets 0",
+            lambda: shares([2, 0], queries=2, mask=[0, 1], blocks=(2, 2)),
+            [[0, 0], [0, 1]],
+            "pytorch/pytorch#41508",
+        ),
     ],
     "swiglu": [
         known("silu(2) 3 / 2", lambda: swiglu("y"), [2.642391234]),

@@ -146,12 +146,17 @@ def test_a_gradient_that_is_wrong_is_also_seen_by_the_complex_step(strong_rows):
 
 
 def test_no_difference_can_see_most_consistent_mutants(strong_rows):
-    """That is why there are reference values; the exceptions leave a gradient that is zero, or a loss of its own."""
+    """That is why there are reference values.
+
+    The exceptions leave a gradient that is zero or a loss of its own, or spoil a forward that backward computes again.
+    """
     seen = [row.name for row in strong_rows.values() if row.form == CONSISTENT and STRONG[0] in row.killed_by]
     assert set(seen) == {
         "rmsnorm-gain-left-out",
         "softmax-hidden-row-is-uniform",
         "attention-q-norm-left-out",
+        "flash-sum-not-rescaled",
+        "flash-output-not-rescaled",
         "block-one-norm-used-twice",
         "model-aux-share-forgotten",
         "model-labels-shifted-twice",
@@ -164,7 +169,8 @@ def test_right_code_passes_every_column_the_weak_ones_too(layer):
     [row] = unmutated([layer])
     assert {column: o.fault for column, o in row.outcomes.items() if o.killed} == {}
     if layer in matrix.CASES:
-        assert set(row.outcomes) == {*STRONG[:4], *WEAK}
+        weak = WEAK[:3] if layer in matrix.LAYERS_OF_LONG_TEXTS else WEAK
+        assert set(row.outcomes) == {*STRONG[:4], *weak}
 
 
 def test_a_row_says_what_noticed_and_what_did_not():

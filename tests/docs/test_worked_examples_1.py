@@ -1,4 +1,4 @@
-"""The worked examples of linear, embedding, rmsnorm, rope, softmax and scaled_dot_product, number by number.
+"""The worked examples of linear, embedding, rmsnorm, rope, softmax and both attentions over heads, number by number.
 
 A page's example is a table: name, where it comes from, numbers. Each number is asserted twice, and from the page
 itself, so that page and test cannot drift apart: against its own "comes from" (an expression over earlier rows), and
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numpy_minimind.layers import Embedding, Linear, RMSNorm, RotaryEmbedding, ScaledDotProduct, Softmax
+from numpy_minimind.layers import Embedding, FlashAttention, Linear, RMSNorm, RotaryEmbedding, ScaledDotProduct, Softmax
 from numpy_minimind.layers.rope import RotaryEmbeddingSaved, rotate
 
 LAYERS = Path(__file__).parents[2] / "docs" / "en" / "layers"
@@ -25,6 +25,7 @@ PAGES = {  # page: how far a number may be from its expression; logarithms and c
     "rope": 0.51e-4,
     "softmax": 4e-7,
     "scaled_dot_product": 2e-6,
+    "flash_attention": 2e-6,
 }
 
 
@@ -39,6 +40,7 @@ FUNCTIONS = {
     "concat": lambda *parts: np.concatenate(parts),
     "cos": np.cos,
     "exp": np.exp,
+    "log": np.log,
     "max": np.max,
     "mean": lambda x: np.mean(x, axis=-1, keepdims=True),
     "outer": np.outer,
@@ -184,3 +186,16 @@ def test_scaled_dot_product():
         assert_close(dq[0, head], n[f"dq{head}"], 5e-6)
     assert_close(dk[0, 0], n["dk"], 5e-6)
     assert_close(dv[0, 0], n["dv"], 5e-6)
+
+
+def test_flash_attention():
+    n, _ = worked_example("flash_attention")
+    layer = FlashAttention(query_block=1, key_block=1)
+    for keys in (1, 2, 3):
+        o, saved = layer.forward(*(n[x][None, None] for x in "q"), *(n[x][None, None, :keys] for x in "kv"))
+        assert_close(o.item(), n[f"a{keys}"] / n[f"z{keys}"], 2e-6)
+        assert_close(saved.lse.item(), n[f"m{keys}"] + np.log(n[f"z{keys}"]), 2e-6)
+    assert_close(o[0, 0], n["o"], 2e-6)
+    assert_close(saved.lse.item(), n["lse"], 2e-6)
+    for found, name in zip(layer.backward(n["do"][None, None], saved), ("dq", "dk", "dv")):
+        assert_close(found[0, 0], n[name], 2e-6)

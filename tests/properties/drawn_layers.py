@@ -24,6 +24,7 @@ from numpy_minimind.layers import (
     Block,
     CrossEntropyLoss,
     Embedding,
+    FlashAttention,
     Linear,
     MoE,
     RMSNorm,
@@ -192,6 +193,26 @@ class ScaledDotProductCase(Case):
         seen = most_keys(visible, self.S)
         zero = {**({"q": ONE_KEY, "k": ONE_KEY} if seen < 2 else {}), **({"v": NO_KEY} if seen == 0 else {})}
         return Point(ScaledDotProduct(), (q, k, v, visible), zero)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAttentionCase(Case):
+    T: int
+    past: int
+    K: int
+    G: int
+    H: int
+    blocks: tuple[int, int]
+    masked: bool = False
+
+    def point(self) -> Point:
+        rng, S = self.rng, self.past + self.T
+        q = rng.normal(size=(self.B, self.K * self.G, self.T, self.H))
+        k, v = rng.normal(size=(2, self.B, self.K, S, self.H))
+        mask = rng.random((self.B, S)) < 0.6 if self.masked else None
+        seen = most_keys(np.ones((self.B, S)) if mask is None else mask, S)  # the last query sees them all
+        zero = {**({"q": ONE_KEY, "k": ONE_KEY} if seen < 2 else {}), **({"v": NO_KEY} if seen == 0 else {})}
+        return Point(FlashAttention(*self.blocks), (q, k, v, mask), zero)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,6 +446,10 @@ def strategies_of(n: int) -> dict[str, st.SearchStrategy[Any]]:
             ScaledDotProductCase, B=m, T=m, S=m, K=upto(2), G=upto(2), H=m,
             mask=st.sampled_from(["none", "causal", "own"]), seed=seeds,
         ),
+        "flash_attention": st.builds(
+            FlashAttentionCase, B=m, T=m, past=st.integers(0, 2), K=upto(2), G=upto(2), H=m, blocks=st.tuples(m, m),
+            masked=st.booleans(), seed=seeds,
+        ),
         "attention": attention_cases(n),
         "swiglu": st.builds(SwiGLUCase, B=m, T=m, D=m, F=m, scale=st.sampled_from([1.0, 5.0]), seed=seeds),
         "moe": moe_cases(n),
@@ -456,6 +481,12 @@ EDGES: dict[str, list[Case]] = {
         ScaledDotProductCase(**SMALL, S=4, K=1, G=3, H=2, mask="causal"),  # K = 1
         ScaledDotProductCase(B=1, T=1, S=4, K=2, G=2, H=2, seed=0),
         ScaledDotProductCase(**SMALL, S=1, K=1, G=2, H=2, mask="own"),  # rows that see nothing
+    ],
+    "flash_attention": [
+        FlashAttentionCase(**SMALL, past=1, K=3, G=1, H=2, blocks=(1, 1)),  # K = N
+        FlashAttentionCase(**SMALL, past=1, K=1, G=3, H=2, blocks=(2, 3)),  # K = 1
+        FlashAttentionCase(B=1, T=1, past=0, K=2, G=2, H=2, blocks=(4, 4), seed=0),  # one token
+        FlashAttentionCase(**SMALL, past=0, K=1, G=2, H=2, blocks=(2, 1), masked=True),  # rows that see nothing
     ],
     "attention": [
         AttentionCase(**{**HEADS, "T": 1}),

@@ -1,0 +1,108 @@
+"""The head and its loss in one: a training step needs the loss and its gradient, never all logits at once.
+
+With V = 6400 the logits of a batch, and the gradient of each, are the largest arrays of a step by far. Here a few
+rows at a time go through the head, the loss and back, and their logits are dropped. `Linear` followed by
+`CrossEntropyLoss` is the same function, and the one to read first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from numpy_minimind.backend import get_array_module
+from numpy_minimind.layer import Layer, Parameter
+from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
+from numpy_minimind.layers.linear import rows
+
+# Rows whose logits are there together. Fewer make small products, more leave the processor's cache.
+CHUNK = 256
+
+
+class LinearCrossEntropySaved(NamedTuple):
+    """What `LinearCrossEntropy.backward` needs: the gradients of L itself."""
+
+    dh: Any  # (..., D)
+    dW: Any  # (V, D)
+
+
+class LinearCrossEntropy(Layer):
+    r"""Mean negative log-probability of the targets, from hidden states.
+
+    Forward
+        .. math:: x = h W^\top, \qquad L = \mathrm{cross\ entropy}(x, t)
+
+        over the rows m that count, a chunk of them at a time. Rows that do not count have no logits at all.
+
+    Shapes
+        h (..., D); W (V, D); targets (...) integers, already shifted; x (m, V) for one chunk; L ().
+
+    Backward
+        .. math:: dh = dx\, W, \qquad dW = \sum_{chunks} dx^\top h
+
+        with :math:`dx = dL\,(p - \delta) / n` of `CrossEntropyLoss`. All of it is proportional to the number dL.
+        So forward, which has a chunk's logits at hand, computes the gradient for dL = 1, and backward multiplies.
+
+    Saved
+        These gradients: D numbers a row and D a word, where the logits would be V a row.
+
+    Dtype
+        That of h; the loss inside in float32 or better.
+
+    Source
+        Hsu et al., "Liger Kernel", 2024, section 3.2 (fused linear cross-entropy).
+
+    Parameters
+    ----------
+    weight : Parameter
+        Of the head, used in this second place.
+    ignore_index : int
+        The label of positions that do not count.
+    chunk : int
+        Rows a chunk.
+    """
+
+    not_differentiable = ("targets", "num_items_in_batch")
+
+    def __init__(self, weight: Parameter, ignore_index: int = -100, chunk: int = CHUNK) -> None:
+        self.weight, self.chunk = weight, chunk
+        self.cross_entropy = CrossEntropyLoss(ignore_index)
+
+    def forward(
+        self, h: Any, targets: Any, num_items_in_batch: int | None = None
+    ) -> tuple[Any, LinearCrossEntropySaved]:
+        xp, W = get_array_module(h), self.weight.data
+        loss, dh, dW = xp.zeros((), xp.result_type(h, xp.float32)), xp.zeros_like(rows(h)), xp.zeros_like(W)
+        for m, h_m, t_m, n in self.chunks(h, targets, num_items_in_batch):
+            x = h_m @ W.T  # (m, V)
+            loss_m, saved = self.cross_entropy.forward(x, t_m, n)  # ()
+            dx = self.cross_entropy.backward(1.0, saved)  # (m, V)
+            loss = loss + loss_m
+            dh[m] = dx @ W  # (m, D)
+            dW += dx.T @ h_m  # (V, D)
+        return loss, LinearCrossEntropySaved(dh.reshape(h.shape), dW)
+
+    def backward(self, dloss: Any, saved: LinearCrossEntropySaved) -> Any:
+        dh, dW = saved
+        self.weight.grad += dW * dloss
+        return dh * dloss
+
+    def __call__(self, h: Any, targets: Any, num_items_in_batch: int | None = None) -> Any:
+        """Inference: the loss alone."""
+        xp, W = get_array_module(h), self.weight.data
+        loss = xp.zeros((), xp.result_type(h, xp.float32))
+        for _, h_m, t_m, n in self.chunks(h, targets, num_items_in_batch):
+            loss = loss + self.cross_entropy(h_m @ W.T, t_m, n)
+        return loss
+
+    def chunks(self, h: Any, targets: Any, num_items_in_batch: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
+        """Yield of the rows that count, a chunk at a time: (which, their h (m, D), their targets (m,), n)."""
+        ignore = self.cross_entropy.ignore_index
+        check_targets(targets, h.shape[:-1], self.weight.shape[0], ignore)
+        h, t = rows(h), targets.reshape(-1)  # (M, D), (M,)
+        counted = get_array_module(h).flatnonzero(t != ignore)
+        n = len(counted) if num_items_in_batch is None else num_items_in_batch
+        whole = len(counted) == len(t)  # then a chunk is a slice, which copies nothing
+        for start in range(0, len(counted), self.chunk):
+            m = slice(start, start + self.chunk) if whole else counted[start : start + self.chunk]
+            yield m, h[m], t[m], n

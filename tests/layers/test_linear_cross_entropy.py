@@ -1,0 +1,94 @@
+"""The head and its loss in chunks: the same numbers as the two layers one after the other, in less memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from helpers import B, D, T, V, assert_close, settled
+
+from numpy_minimind.layers import CrossEntropyLoss, Linear, LinearCrossEntropy
+
+
+def points(rng, ignored=4):
+    head, h = settled(Linear(D, V)), rng.standard_normal((B, T, D))
+    targets = rng.integers(0, V, B * T)
+    targets[rng.permutation(B * T)[:ignored]] = -100
+    return head, h, targets.reshape(B, T)
+
+
+def in_two_layers(head, h, targets, n=None, dloss=1.0):
+    """Loss, dh and dW of Linear followed by CrossEntropyLoss."""
+    head.zero_grad()
+    logits, head_saved = head.forward(h)
+    loss, saved = CrossEntropyLoss().forward(logits, targets, n)
+    dh = head.backward(CrossEntropyLoss().backward(dloss, saved), head_saved)
+    dW = head.weight.grad.copy()
+    head.zero_grad()
+    return loss, dh, dW
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, B * T, 1000])
+@pytest.mark.parametrize("ignored", [0, 4, B * T - 1, B * T])
+@pytest.mark.parametrize("n", [None, 40])
+def test_any_chunk_gives_what_the_two_layers_give(chunk, ignored, n, rng):
+    head, h, targets = points(rng, ignored)
+    right = in_two_layers(head, h, targets, n, dloss=-1.7)
+    layer = LinearCrossEntropy(head.weight, chunk=chunk)
+    loss, saved = layer.forward(h, targets, n)
+    dh = layer.backward(-1.7, saved)
+    for ours, theirs in zip((loss, dh, head.weight.grad), right):
+        assert_close(ours, theirs, 1e-13)
+    assert_close(layer(h, targets, n), right[0], 1e-13)
+
+
+def test_no_label_no_loss_no_gradient_no_warning(rng):
+    head, h, targets = points(rng, ignored=B * T)
+    layer = LinearCrossEntropy(head.weight)
+    loss, saved = layer.forward(h, targets)
+    assert loss == 0
+    assert not layer.backward(1.0, saved).any()
+    assert not head.weight.grad.any()
+
+
+def test_a_row_without_label_is_never_multiplied(rng):
+    head, h, targets = points(rng)
+    h[targets == -100] = np.nan
+    loss, saved = LinearCrossEntropy(head.weight).forward(h, targets)
+    assert np.isfinite(loss)
+    assert np.isfinite(saved.dW).all()
+    assert not saved.dh[targets == -100].any()
+
+
+@pytest.mark.parametrize(("dtype", "loss_dtype"), [("float16", "float32"), ("float32", "float32"), ("float64",) * 2])
+def test_dtypes(dtype, loss_dtype, rng):
+    head, h, targets = points(rng)
+    head.astype(dtype)
+    loss, saved = LinearCrossEntropy(head.weight, chunk=2).forward(h.astype(dtype), targets)
+    dh = LinearCrossEntropy(head.weight).backward(1.0, saved)
+    assert (loss.dtype, dh.dtype, saved.dW.dtype) == (loss_dtype, dtype, dtype)
+
+
+def test_targets_are_checked_before_anything_is_computed(rng):
+    head, h, targets = points(rng)
+    with pytest.raises(ValueError, match=r"labels have shape \(12,\), expected \(2, 6\)|expected"):
+        LinearCrossEntropy(head.weight).forward(h, targets[:, :-1])
+    targets[0, 0] = V
+    with pytest.raises(ValueError, match="labels must lie in"):
+        LinearCrossEntropy(head.weight).forward(h, targets)
+
+
+def test_the_logits_of_the_batch_are_never_there_together(rng):
+    rows, width, words = 2048, 16, 3000
+    head = Linear(width, words)
+    h, targets = rng.standard_normal((rows, width)).astype(np.float32), rng.integers(0, words, rows)
+
+    def peak(run):
+        tracemalloc.start()
+        run()
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    logits = rows * words * 4  # bytes
+    assert peak(lambda: LinearCrossEntropy(head.weight, chunk=64).forward(h, targets)) < logits / 8
+    assert peak(lambda: in_two_layers(head, h, targets)) > 2 * logits
