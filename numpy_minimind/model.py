@@ -20,6 +20,7 @@ from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
 from numpy_minimind.layers.embedding import Embedding, EmbeddingSaved, check_ids
 from numpy_minimind.layers.kv_cache import KVCache
 from numpy_minimind.layers.linear import Linear, LinearSaved
+from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
 
@@ -31,11 +32,18 @@ class ModelOutput(NamedTuple):
     aux_loss: Any  # () summed over the blocks
 
 
+class BlockInput(NamedTuple):
+    """What is kept of a block that is computed a second time on the way back."""
+
+    x: Any  # (B, T, D)
+    context: Context
+
+
 class ModelSaved(NamedTuple):
     """What `MiniMindModel.backward` needs. The list is emptied by `loss_and_grad`, which owns what it saved."""
 
     embed_tokens: EmbeddingSaved
-    blocks: list[BlockSaved]
+    blocks: list[Any]  # BlockSaved each, or BlockInput with checkpoint_activations
     norm: RMSNormSaved
 
 
@@ -79,6 +87,13 @@ class MiniMindModel(Layer):
     config : MiniMindConfig
     rng : numpy.random.Generator, optional
     dtype : dtype
+
+    Attributes
+    ----------
+    checkpoint_activations : bool
+        Keep of each block its input alone, and compute the block again when backward comes to it: the memory of one
+        block instead of all, for a third more time. Off by default. (Chen et al., 2016, "Training deep nets with
+        sublinear memory cost".)
     """
 
     def __init__(
@@ -86,6 +101,7 @@ class MiniMindModel(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         assert config.head_dim is not None
+        self.checkpoint_activations = False
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rng=rng, dtype=dtype)
         self.layers = [Block(config, rng=rng, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
@@ -98,9 +114,11 @@ class MiniMindModel(Layer):
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
         for block in self.layers:
-            (x, aux), saved = block.forward(x, context)
+            (y, aux), saved = block.forward(x, context)
             aux_loss = aux_loss + aux
-            blocks.append(saved)
+            blocks.append(BlockInput(x, context) if self.checkpoint_activations else saved)
+            x = y
+            del saved
         hidden, norm = self.norm.forward(x)
         return ModelOutput(hidden, aux_loss), ModelSaved(embed_tokens, blocks, norm)
 
@@ -109,7 +127,7 @@ class MiniMindModel(Layer):
         dx = self.norm.backward(dhidden, saved.norm)  # (B, T, D)
         blocks = saved.blocks if release else list(saved.blocks)
         for block in reversed(self.layers):
-            dx = block.backward(dx, daux_loss, blocks.pop())
+            dx = backward_through(block, dx, daux_loss, blocks.pop())
         self.embed_tokens.backward(dx, saved.embed_tokens)
 
     def __call__(
@@ -154,6 +172,12 @@ class MiniMindModel(Layer):
         return Context(cos, sin, causal & key[:, None, None, :], key[:, start:])
 
 
+def backward_through(block: Block, dy: Any, daux_loss: Any, kept: BlockSaved | BlockInput) -> Any:
+    """Go back through one block, computing it again first if only its input was kept."""
+    saved = block.forward(*kept)[1] if isinstance(kept, BlockInput) else kept
+    return block.backward(dy, daux_loss, saved)
+
+
 class MiniMindForCausalLM(Layer):
     r"""A MiniMind-3 language model: reads ids, gives the logits of each next token.
 
@@ -193,6 +217,7 @@ class MiniMindForCausalLM(Layer):
         table = self.model.embed_tokens.weight if config.tie_word_embeddings else None
         self.lm_head = Linear(config.hidden_size, config.vocab_size, rng=rng, dtype=dtype, weight=table)
         self.cross_entropy = CrossEntropyLoss()
+        self.linear_cross_entropy = LinearCrossEntropy(self.lm_head.weight)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -260,15 +285,19 @@ class MiniMindForCausalLM(Layer):
             raise ValueError(f"dropout {self.config.dropout} is not implemented in training: set it to 0")
         share = n_here / max(n, 1)
 
-        (hidden, aux_loss), model_saved = self.model.forward(ids, mask)
-        logits, head_saved = self.lm_head.forward(hidden)  # (B, T, V)
-        ce_loss, loss_saved = self.cross_entropy.forward(logits, like(targets, logits), n)
-        del logits
-        dlogits = self.cross_entropy.backward(1.0, loss_saved)  # (B, T, V)
-        del loss_saved
-        self.backward(dlogits, CausalLMSaved(model_saved, head_saved), share, release=True)
+        (hidden, aux_loss), saved = self.model.forward(ids, mask)
+        ce_loss, head = self.linear_cross_entropy.forward(hidden, like(targets, hidden), n)
+        dhidden = self.linear_cross_entropy.backward(1.0, head)  # (B, T, D)
+        del head, hidden
+        self.model.backward(dhidden, share, saved, release=True)
         ce, aux = float(ce_loss), float(aux_loss) * share
         return LossAndGrad(ce + aux, ce, aux, n_here)
+
+    def loss_shifted(self, input_ids: Any, targets: Any, attention_mask: Any = None) -> float:
+        """Return the mean cross-entropy of targets that are shifted already; inference, no gradient."""
+        ids, mask = self._check_inputs(input_ids, attention_mask)
+        hidden = self.model(ids, mask)
+        return float(self.linear_cross_entropy(hidden, like(to_numpy(targets), hidden)))
 
     # -- inference -----------------------------------------------------------------------------------------------
 

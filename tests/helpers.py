@@ -48,10 +48,10 @@ def model_of(dtype: Any = np.float64, seed: int = 1, **overrides: Any) -> MiniMi
 
 
 def padding_mask(
-    tokens: int, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None
+    tokens: int, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None, batch: int = B
 ) -> np.ndarray:
-    """Ones (B, T), with zeros at the start (`left`: row -> how many) and at the end (`right`) of rows."""
-    mask = np.ones((B, tokens), dtype=np.int64)
+    """Ones (batch, T), with zeros at the start (`left`: row -> how many) and at the end (`right`) of rows."""
+    mask = np.ones((batch, tokens), dtype=np.int64)
     for row, n in (left or {}).items():
         mask[row, :n] = 0
     for row, n in (right or {}).items():

@@ -790,3 +790,24 @@ def test_a_tied_state_dict_with_nan_in_both_places_is_equal():
     state["model.embed_tokens.weight"][0, 0] = np.nan
     model.load_state_dict({**state, "lm_head.weight": state["model.embed_tokens.weight"].copy()})
     assert np.isnan(model.model.embed_tokens.weight.data[0, 0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}])
+def test_computing_the_blocks_again_changes_no_bit(fields, rng):
+    model, ids, mask = model_of(**fields), rng.integers(0, V, (B, T)), padding_mask(T, left={1: 2})
+    found = []
+    for again in (False, True):
+        model.model.checkpoint_activations = again
+        model.zero_grad()
+        found.append((model.loss_and_grad(ids, ids, mask), {n: g.copy() for n, g in gradients_of(model).items()}))
+    (loss, right), (loss_again, ours) = found
+    assert loss == loss_again
+    assert all(ours[name].tobytes() == right[name].tobytes() for name in right)
+
+
+def test_computing_the_blocks_again_takes_the_memory_of_one_block(rng):
+    model, ids = of_depth(8), rng.integers(0, 67, (4, 128))
+    model.loss_and_grad(ids, ids)  # every gradient exists from here on
+    all_blocks = peak(lambda: model.loss_and_grad(ids, ids))
+    model.model.checkpoint_activations = True
+    assert peak(lambda: model.loss_and_grad(ids, ids)) < 0.4 * all_blocks

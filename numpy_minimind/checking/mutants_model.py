@@ -207,7 +207,7 @@ MODEL_MUTANTS = (
         "huggingface/transformers#28255, huggingface/transformers#29363",
         (
             Edit(DECODER + "forward", "aux_loss + aux", "aux_loss + aux / len(self.layers)"),
-            Edit(DECODER + "backward", "(dx, daux_loss, ", "(dx, daux_loss / len(self.layers), "),
+            Edit(DECODER + "backward", "dx, daux_loss, blocks", "dx, daux_loss / len(self.layers), blocks"),
         ),
     ),
     Mutant(
