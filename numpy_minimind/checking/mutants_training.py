@@ -117,9 +117,9 @@ TRAINING_MUTANTS = (
         "common",
         Edit(
             LOOP,
-            "self.model.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n) for",
-            "(self.model.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n), "
-            "clip_grad_norm(self.model.named_parameters(), self.clip))[0] for",
+            "self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n)",
+            "(self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n), "
+            "clip_grad_norm(self.model.named_parameters(), self.clip))[0]",
         ),
     ),
     training(
@@ -134,7 +134,7 @@ TRAINING_MUTANTS = (
         "gradients of all earlier steps add up",
         "gradients add by themselves, which is right within a step",
         "common",
-        Edit(LOOP, "self.model.zero_grad()", "pass"),
+        Edit(LOOP, "list(mapper(Parameter.zero_grad, [parameter for _, parameter in parameters]))", "pass"),
     ),
     training(
         "loop-steps-on-a-gradient-that-is-not-finite",

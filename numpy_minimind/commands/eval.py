@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
-from numpy_minimind.training.batches import IGNORE
-from numpy_minimind.training.corpora import TextCorpus, load_corpus
+from numpy_minimind.training.batches import IGNORE, Batch
+from numpy_minimind.training.corpora import KINDS, ToyCorpus, is_jsonl, load_corpus
 from numpy_minimind.training.toy_language import ALPHABET
 from numpy_minimind.training.trainer import evaluate
 
@@ -20,51 +24,94 @@ EXAMPLE = "eval runs/toy --corpus toy"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""
     parser.add_argument("model", metavar="MODEL", help="folder of a model, or of a training run")
-    parser.add_argument("--corpus", required=True, metavar="toy|pydoc|FILE")
+    parser.add_argument("--corpus", required=True, metavar="toy|pydoc|FILE|pretrain:JSONL|sft:JSONL")
     parser.add_argument("--split", choices=("heldout", "all"), help="default: heldout for toy and pydoc, all of a FILE")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--seq-len", type=int, default=128, help="tokens of context a window gives at most")
+    parser.add_argument(
+        "--seq-len", type=int, help="tokens of context a window gives at most (default 128; of a JSONL row, 340 or 768)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_device(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate."""
-    if args.batch_size < 1 or args.seq_len < 1:
-        raise ValueError(f"--batch-size and --seq-len must be at least 1, got {args.batch_size} and {args.seq_len}")
+    kind = args.corpus.partition(":")[0] if is_jsonl(args.corpus) else ""
+    default = KINDS[kind].seq_len if kind else 128
+    seq_len = default if args.seq_len is None else args.seq_len
+    if args.batch_size < 1 or seq_len < 1:
+        raise ValueError(f"--batch-size and --seq-len must be at least 1, got {args.batch_size} and {seq_len}")
     model, tokenizer = load_model(args.model, device_of(args))
     corpus = load_corpus(args.corpus, None if args.corpus == "toy" else tokenizer)
     if args.corpus == "toy" and list(tokenizer.encode(ALPHABET)) != list(corpus.tokenizer.encode(ALPHABET)):
         raise ValueError("the model does not know the characters of the toy language: it was trained on something else")
+    for note in corpus.notes:
+        print(f"warning: {note}", file=sys.stderr)
     split = args.split or ("heldout" if args.corpus in ("toy", "pydoc") else "all")
-    if split == "all":
-        if not isinstance(corpus, TextCorpus):
-            raise ValueError("--split all needs a text: the toy language has no end")
-        batches = corpus.all(args.batch_size, args.seq_len)
+    if split == "heldout":
+        batches: Iterable[Batch] = corpus.held_out(args.batch_size, seq_len)
+    elif isinstance(corpus, ToyCorpus):
+        raise ValueError("--split all needs a text: the toy language has no end")
     else:
-        batches = corpus.held_out(args.batch_size, args.seq_len)
-    loss, tokens = evaluate(model, batches)
+        batches = corpus.all(args.batch_size, seq_len)
+    predicted = Predicted(tokenizer, row_by_row=bool(kind))
+    loss, tokens = evaluate(model, predicted.watch(batches))
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}: the model's weights are not usable")
-    warn_of_unknown(tokenizer, [batch.targets for batch in batches])
-    targets = [int(i) for batch in batches for i in batch.targets[batch.targets != IGNORE]]
-    # An end mark or an unknown character decodes to nothing and still is one character of the text.
-    characters = tokens if isinstance(tokenizer, CharTokenizer) else len(tokenizer.decode(targets))
+    warn_of_unknown(tokenizer, predicted.unknown)
+    characters = predicted.characters()
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_char": loss * tokens / characters / math.log(2),
+        "bits_per_char": loss * tokens / characters / math.log(2) if characters else None,
         "tokens": tokens,
     }
 
 
+class Predicted:
+    """Counts the characters of what is predicted, batch by batch, as the batches go by.
+
+    Rows of a running text may part in mid-character, so that their ids are kept and read as one text. Rows that are
+    texts of their own are read at once and forgotten.
+    """
+
+    def __init__(self, tokenizer: Any, row_by_row: bool) -> None:
+        self.tokenizer, self.row_by_row = tokenizer, row_by_row
+        self.ids: list[int] = []
+        self.counted = 0
+        self.unknown: list[np.ndarray] = []
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches."""
+        for batch in batches:
+            yield batch
+            for row in batch.targets:
+                self.take(row[row != IGNORE])
+
+    def take(self, ids: np.ndarray) -> None:
+        """Count one row."""
+        if isinstance(self.tokenizer, CharTokenizer):
+            # An end mark or an unknown character decodes to nothing and still is one character of the text.
+            self.counted += len(ids)
+            self.unknown.append(ids[ids == self.tokenizer.unk_token_id])
+        elif self.row_by_row:
+            self.counted += len(self.tokenizer.decode(ids))
+        else:
+            self.ids.extend(ids.tolist())
+
+    def characters(self) -> int:
+        """Return how many there were."""
+        return self.counted + (len(self.tokenizer.decode(self.ids)) if self.ids else 0)
+
+
 def render(result: dict[str, Any]) -> str:
     """Format the result."""
+    per_char = "-" if result["bits_per_char"] is None else f"{result['bits_per_char']:.4f}"
     return "\n".join(
         (
             f"loss           {result['loss']:.4f} nats a token",
             f"perplexity     {result['perplexity']:.3f}",
-            f"bits per char  {result['bits_per_char']:.4f}",
+            f"bits per char  {per_char}",
             f"tokens         {result['tokens']:,}",
         )
     )

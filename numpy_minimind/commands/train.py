@@ -1,4 +1,4 @@
-"""Train a model on the toy language, on Python's documentation, or on a text of yours.
+"""Train a model on the toy language, on Python's documentation, or on a text, texts or conversations of yours.
 
 Everything goes into the folder --out: metrics.jsonl, summary.json, loss.png, model/ (for generate, eval and
 from_pretrained), and one file to --resume from, bit for bit.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import shlex
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,21 @@ from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
 from numpy_minimind.commands.progress import Progress, say
-from numpy_minimind.commands.train_settings import DEFAULTS, TOY_DEFAULTS, build, fresh_settings, resumed_settings
+from numpy_minimind.commands.train_settings import (
+    CORPUS_DEFAULTS,
+    DEFAULTS,
+    INIT_FROM_DEFAULTS,
+    build,
+    fingerprint_of,
+    fresh_settings,
+    resumed_settings,
+)
 from numpy_minimind.config import PRESETS
 from numpy_minimind.training import toy_language, toy_report
-from numpy_minimind.training.corpora import Corpus
+from numpy_minimind.training.batches import IGNORE, Batch
+from numpy_minimind.training.corpora import Corpus, is_jsonl
 from numpy_minimind.training.interrupt import StopRequest
+from numpy_minimind.training.parallel import one_blas_thread
 from numpy_minimind.training.run_folder import RunFolder, environment
 from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
 
@@ -38,15 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     def add(flag: str, kind: Any, text: str, **more: Any) -> None:
         name = flag.strip("-").replace("-", "_")
-        toy = f", {TOY_DEFAULTS[name]} for toy" if name in TOY_DEFAULTS else ""
-        note = "" if DEFAULTS[name] in (None, []) else f" (default {DEFAULTS[name]}{toy})"
+        others = [f"{values[name]} for {kind}" for kind, values in CORPUS_DEFAULTS.items() if name in values]
+        if INIT_FROM_DEFAULTS.get(name) is not None:
+            others.append(f"{INIT_FROM_DEFAULTS[name]} with --init-from")
+        note = "" if DEFAULTS[name] in (None, []) else f" (default {', '.join([str(DEFAULTS[name]), *others])})"
         parser.add_argument(flag, type=kind, help=text + note, **more)
 
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the run")
-    add("--corpus", str, "what to train on", metavar="toy|pydoc|FILE")
-    add("--tokenizer", str, "char, or a folder with a tokenizer.json", metavar="char|FOLDER")
+    add("--corpus", str, "what to train on", metavar="toy|pydoc|FILE|pretrain:JSONL|sft:JSONL")
+    add("--tokenizer", str, "characters, N tokens learned from the corpus, or a folder with a tokenizer.json",
+        metavar="char|bpe:N|FOLDER")  # fmt: skip
     add("--preset", str, f"size of the model: {', '.join(PRESETS)}")
     add("--set", str, "override a field of the preset; may be repeated", metavar="FIELD=VALUE", action="append")
+    add("--init-from", str, "go on with the weights, config and tokenizer of this model", metavar="MODEL")
     add("--steps", int, "length of the schedule")
     parser.add_argument("--stop-after", type=int, metavar="N", help="save and end after step N of the schedule")
     add("--batch-size", int, "rows of a batch")
@@ -57,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", float, "of matrices, not of gains")
     add("--clip", float, "largest global norm of the gradient")
     add("--seed", int, "of weights and batches")
-    add("--threads", int, "threads of the BLAS library (default: its own choice)")
+    add("--threads", int, "threads that share each batch (default: one for each processor)")
     add("--log-every", int, "steps from one logged step to the next")
     add("--eval-every", int, "steps from one look at held-out text to the next")
     add("--save-every", int, "steps from one checkpoint to the next")
@@ -76,15 +91,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     arrays, stored = folder.load() if args.resume else ({}, {})
     settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args)
     keep_freed_memory()
-    with threads(settings["threads"]):
-        corpus, trainer = build(settings)
+    with one_blas_thread():
+        corpus, trainer = build(settings, stored, folder.model) if args.resume else build(settings)
         if args.resume:
-            _check_same_text(corpus, stored)
             _warn_of_changes(stored["environment"])
             trainer.load_state_dict(arrays, stored["trainer"])
             arrays.clear()
         sitting = _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0))
-        with StopRequest() as stop:
+        with StopRequest(sitting.announce_stop) as stop:
             if not args.resume:
                 folder.create(args.overwrite)
             return sitting.go(args.stop_after, stop)
@@ -98,30 +112,6 @@ def render(result: dict[str, Any]) -> str:
 def exit_code(result: dict[str, Any]) -> int:
     """Return 128 + the number of the signal that ended the run, else 0."""
     return 128 + result["signal"] if result["signal"] else 0
-
-
-@contextlib.contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Give the BLAS library `count` threads; None leaves it its own choice."""
-    if count is None:
-        yield
-        return
-    if count < 1:
-        raise ValueError(f"--threads must be at least 1, got {count}")
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise ImportError("--threads needs threadpoolctl: pip install 'numpy-minimind[train]'") from error
-    with threadpool_limits(count, "blas"):
-        yield
-
-
-def _check_same_text(corpus: Corpus, stored: dict[str, Any]) -> None:
-    if corpus.fingerprint != stored["fingerprint"]:
-        raise ValueError(
-            f"the corpus {corpus.name} is no longer the text that this run was begun with: "
-            "the run cannot continue exactly (start a new one)"
-        )
 
 
 def _warn_of_changes(then: dict[str, Any]) -> None:
@@ -145,6 +135,7 @@ class _Run:
         self.began = time.perf_counter()
         self.held_out = corpus.held_out(settings["batch_size"], settings["seq_len"])
         self.val_loss: float | None = None
+        self.step = trainer.t  # under way, or the last one
         self.saved = trainer.t  # step of the last checkpoint
 
     def go(self, stop_after: int | None, stop: StopRequest) -> dict[str, Any]:
@@ -170,6 +161,7 @@ class _Run:
         """Train; log and save on the way and, wherever it stops, at the end."""
         trainer, report, line = self.trainer, None, None
         while trainer.t < last and stop.signal is None:
+            self.step = trainer.t + 1
             report = trainer.step()
             line = self.log(report) if self.is_planned(report.step) else None
             progress.update(report, line)
@@ -180,17 +172,30 @@ class _Run:
         if self.saved != trainer.t:
             self.save()
 
+    def announce_stop(self) -> None:
+        """Say, in a signal handler, that the signal was heard: a step may take long."""
+        what = f"finishing step {self.step}, then saving" if self.step else "saving"
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{what}; Ctrl-C again stops at once\n".encode())
+
     def introduce(self, first: int) -> None:
         """Say what is about to happen."""
         model, corpus = self.trainer.model, self.corpus
         steps = self.settings["steps"]
         say(
-            f"{self.settings['preset']} model, {model.num_parameters():,} parameters, vocabulary "
+            f"{self.model_name()}, {model.num_parameters():,} parameters, vocabulary "
             f"{model.config.vocab_size}; corpus {corpus.name}; "
             + (f"steps {first + 1} to {steps}" if first < steps else f"all {steps} steps are done already")
         )
+        for note in corpus.notes:
+            say(f"warning: {note}", sys.stderr)
         if not self.held_out:
             say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
+
+    def model_name(self) -> str:
+        """Return what the model is called: its preset, or where it comes from."""
+        preset = self.settings["preset"]
+        return f"model of {self.settings['init_from']}" if preset is None else f"{preset} model"
 
     def is_planned(self, step: int) -> bool:
         """Whether an uninterrupted run logs this step."""
@@ -213,7 +218,7 @@ class _Run:
     def look(self, step: int) -> float:
         """Measure the loss on held-out text: all of it after the last step, some of it before."""
         every = 1 if step == self.settings["steps"] else max(1, len(self.held_out) // QUICK_LOOK)
-        return evaluate(self.trainer.model, self.held_out[::every])[0]
+        return evaluate(self.trainer.model, self.held_out[::every], self.trainer.threads.map)[0]
 
     def save(self) -> None:
         """Write model and resume file, unless the weights have gone bad since the last step."""
@@ -229,6 +234,8 @@ class _Run:
             "settings": self.settings,
             "environment": environment(),
             "fingerprint": self.corpus.fingerprint,
+            "tokenizer": fingerprint_of(self.corpus.tokenizer),
+            "config": self.trainer.model.config.to_dict(),
             "seconds": self.elapsed(),
         }
         self.folder.save(self.trainer, self.corpus.tokenizer, extra)
@@ -260,13 +267,19 @@ class _Run:
         report = []
         if trainer.t < self.settings["steps"]:
             why = "stopped" if signal is None else f"stopped by signal {signal}"
-            report.append(f"{why} after step {trainer.t} of {self.settings['steps']}; go on with --resume")
+            command = f"python -m numpy_minimind train --resume --out {shlex.quote(str(self.folder.path))}"
+            report.append(f"{why} after step {trainer.t} of {self.settings['steps']}; go on with\n  {command}")
         if self.val_loss is not None:
             oracle = corpus.oracle_loss
             against = "" if oracle is None else f" ({self.val_loss / oracle:.3f} times the oracle's {oracle:.4f})"
             report.append(f"held-out loss {self.val_loss:.4f} nats a token{against}")
         if trainer.skipped_steps:
             report.append(f"{trainer.skipped_steps} steps skipped: their gradient was not finite")
+        unlabelled = getattr(corpus, "unlabelled", 0)
+        if unlabelled:
+            report.append(
+                f"{unlabelled:,} rows had nothing to learn within --seq-len {self.settings['seq_len']} tokens"
+            )
         report += self.draw_pictures()
         if signal is None and trainer.t == self.settings["steps"]:
             report += self.samples()
@@ -284,7 +297,7 @@ class _Run:
             plotting.loss_curve(
                 self.folder.loss_picture,
                 metrics,
-                title=f"{corpus.name} corpus, {self.settings['preset']} model",
+                title=f"{corpus.name} corpus, {self.model_name()}",
                 entropy_floor=corpus.entropy_floor,
                 oracle_loss=corpus.oracle_loss,
             )
@@ -303,12 +316,20 @@ class _Run:
         if self.corpus.name == "toy":
             sentences = toy_report.write_sentences(model, tokenizer, 5, rng)
             return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
-        some = self.held_out[0] if self.held_out else self.trainer.batches.draw(rng)
-        prompt = some.inputs[:1, :32]
+        some = self.held_out[0] if self.held_out else self.corpus.draw(rng, 1, self.settings["seq_len"])
+        prompt = _beginning(some)
         room = model.config.max_position_embeddings - prompt.shape[1]
-        ids = model.generate(prompt, max_new_tokens=min(200, room), eos_token_id=None, rng=rng)
+        end = model.config.eos_token_id if is_jsonl(self.corpus.name) else None
+        ids = model.generate(prompt, max_new_tokens=min(200, room), eos_token_id=end, rng=rng)
         text = tokenizer.decode(ids[0, prompt.shape[1] :])
         return [f"it continues {tokenizer.decode(prompt[0])!r}:", "  " + text.replace("\n", "\n  ")]
+
+
+def _beginning(batch: Batch) -> np.ndarray:
+    """Return the ids (1, n) of row 0 up to what is learned; of a row learned from the start, half, at most 32."""
+    labelled = np.flatnonzero(batch.targets[0] != IGNORE)
+    first, length = (int(labelled[0]), len(labelled)) if len(labelled) else (0, batch.inputs.shape[1])
+    return batch.inputs[:1, : first + 1 if first else min(32, max(1, length // 2))]
 
 
 def _mark(sentence: str) -> str:

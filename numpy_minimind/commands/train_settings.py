@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.tokenizer import load_tokenizer
-from numpy_minimind.commands.common import device_of
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer, load_tokenizer
+from numpy_minimind.commands.common import device_of, load_model
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.batches import BatchStream
-from numpy_minimind.training.corpora import Corpus, load_corpus
+from numpy_minimind.training.corpora import KINDS, Corpus, is_jsonl, load_corpus
+from numpy_minimind.training.parallel import available_threads
 from numpy_minimind.training.trainer import Trainer
 
 DEFAULTS: dict[str, Any] = {
@@ -23,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "tokenizer": "char",
     "preset": "toy",
     "set": [],
+    "init_from": None,
     "steps": 1500,
     "batch_size": 16,
     "seq_len": 128,
@@ -38,20 +43,38 @@ DEFAULTS: dict[str, Any] = {
     "eval_every": 200,
     "save_every": 500,
 }
-TOY_DEFAULTS = {"steps": 1200, "batch_size": 8}  # many small steps: the toy language is learned sooner so
+# What a corpus changes. The toy language is learned sooner in many small steps.
+CORPUS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "toy": {"steps": 1200, "batch_size": 8},
+    **{name: {"seq_len": kind.seq_len} for name, kind in KINDS.items()},
+}
+INIT_FROM_DEFAULTS = {"lr": 1e-5, "preset": None, "tokenizer": None}  # of MODEL; and it is to change gently
+# Fields of a config on which the shapes of the weights depend.
+SHAPES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "tie_word_embeddings", "use_moe", "num_experts", "moe_intermediate_size",
+)  # fmt: skip
 BETAS = (0.9, 0.99)  # of runs of a thousand steps; AdamW's own 0.999 remembers too long for them
 
 
 def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Fill in the defaults and refuse what cannot work, before anything is computed."""
     given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-    defaults = {**DEFAULTS, **(TOY_DEFAULTS if given.get("corpus", "toy") == "toy" else {})}
+    kind = given.get("corpus", DEFAULTS["corpus"]).partition(":")[0]
+    initial = INIT_FROM_DEFAULTS if "init_from" in given else {}
+    defaults = {**DEFAULTS, **CORPUS_DEFAULTS.get(kind, {}), **initial}
+    if initial and "preset" in given:
+        raise ValueError("--preset makes a new model and --init-from continues one: give one of them")
     settings = {**defaults, **_absolute(given), "device": device_of(args)}
     if args.steps is not None and args.warmup is None:
         settings["warmup"] = min(DEFAULTS["warmup"], settings["steps"] // 10)
     for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
         if settings[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
+    if settings["threads"] is None:
+        settings["threads"] = 1 if settings["device"] != "cpu" else min(available_threads(), settings["batch_size"])
+    if settings["threads"] < 1:
+        raise ValueError(f"--threads must be at least 1, got {settings['threads']}")
     if settings["seed"] < 0:
         raise ValueError(f"--seed must not be negative, got {settings['seed']}")
     return settings
@@ -59,12 +82,12 @@ def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _absolute(settings: dict[str, Any]) -> dict[str, Any]:
     """Make paths absolute, so that a run can be resumed from anywhere."""
-    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char",)}
-    paths = {
-        name: str(Path(value).expanduser().resolve())
-        for name, value in settings.items()
-        if name in words and value not in words[name] and not value.startswith(("pretrain:", "sft:", "bpe:"))
-    }
+    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char",), "init_from": ()}
+    paths = {}
+    for name, value in settings.items():
+        if name in words and value not in words[name] and not value.startswith("bpe:"):
+            kind, colon, path = value.partition(":") if is_jsonl(value) else ("", "", value)
+            paths[name] = kind + colon + str(Path(path).expanduser().resolve())
     return {**settings, **paths}
 
 
@@ -74,17 +97,59 @@ def resumed_settings(args: argparse.Namespace, stored: dict[str, Any]) -> dict[s
     differing = [
         f"--{name.replace('_', '-')} {value} (the run has {stored.get(name)})"
         for name, value in given.items()
-        if value != stored.get(name)
+        if value != stored.get(name, DEFAULTS[name])
     ]
     if differing:
         raise ValueError(f"--resume continues the run as it was begun; leave out {', '.join(differing)}")
     return stored
 
 
-def build(settings: dict[str, Any]) -> tuple[Corpus, Trainer]:
-    """Make corpus, model, optimizer and trainer from the settings."""
-    corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
-    tokenizer = corpus.tokenizer
+def build(
+    settings: dict[str, Any], stored: Mapping[str, Any] | None = None, model_folder: Path | None = None
+) -> tuple[Corpus, Trainer]:
+    """Make corpus, model, optimizer and trainer from the settings.
+
+    Parameters
+    ----------
+    settings : dict
+    stored, model_folder : optional
+        Of a run to resume: what its resume file holds, and the folder of its model. A tokenizer that was not made of
+        characters, and the config of a model that came from elsewhere, are taken from there.
+    """
+    seed, initial = settings["seed"], settings.get("init_from")
+    if stored is not None:
+        corpus = load_corpus(settings["corpus"], _tokenizer_of_run(settings, model_folder))
+        _check_same_data(corpus, stored)
+        config = MiniMindConfig(**stored["config"]) if initial else _config(settings, corpus.tokenizer)
+        model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
+    elif initial:
+        model, tokenizer = _initial_model(settings)
+        corpus = load_corpus(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
+        if fingerprint_of(corpus.tokenizer) != fingerprint_of(tokenizer):
+            raise ValueError(
+                f"{initial} does not know the characters of the toy language: it was trained on another text"
+            )
+    else:
+        corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
+        config = _config(settings, corpus.tokenizer)
+        model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
+    return corpus, _trainer(settings, corpus, model)
+
+
+def _check_same_data(corpus: Corpus, stored: Mapping[str, Any]) -> None:
+    """Refuse another text, and another tokenizer, than the run was begun with."""
+    tokenizer = fingerprint_of(corpus.tokenizer)
+    changed = "text" if corpus.fingerprint != stored["fingerprint"] else ""
+    changed = changed or ("tokenizer" if tokenizer != stored.get("tokenizer", tokenizer) else "")
+    if changed:
+        raise ValueError(
+            f"the {changed} of corpus {corpus.name} is no longer the {changed} that this run was begun with: "
+            "the run cannot continue exactly (start a new one)"
+        )
+
+
+def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
+    """Return the preset's config with the tokenizer's vocabulary and what was set."""
     overrides = {
         "vocab_size": tokenizer.vocab_size,
         "bos_token_id": tokenizer.bos_token_id,
@@ -95,21 +160,57 @@ def build(settings: dict[str, Any]) -> tuple[Corpus, Trainer]:
     config = MiniMindConfig.preset(settings["preset"], **overrides)
     if config.vocab_size != tokenizer.vocab_size:
         raise ValueError(f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens")
+    return config
+
+
+def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
+    """Return the model of --init-from with its tokenizer; --set may change what leaves the weights as they are."""
+    path, name = settings["init_from"], settings["tokenizer"]
+    model, tokenizer = load_model(path, "cpu")
+    if name is not None and (name == "char" or name.startswith("bpe:")):
+        raise ValueError(
+            f"--tokenizer {name} makes a new vocabulary, and the model of --init-from has its own: leave it out"
+        )
+    if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
+        raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
+    changes = dict(_field(text) for text in settings["set"])
+    unknown = [field for field in changes if field not in {f.name for f in fields(MiniMindConfig)}]
+    if unknown:
+        raise ValueError(f"unknown config field {', '.join(unknown)}")
+    for field, value in changes.items():
+        own = getattr(model.config, field)
+        if field in SHAPES and value != own:
+            raise ValueError(f"--set {field}={value} does not fit the weights of {path}, where it is {own}")
+    if changes:
+        changed = MiniMindForCausalLM(replace(model.config, **changes), rng=np.random.default_rng(0))
+        changed.load_state_dict(model.state_dict())
+        model = changed
+    return model, tokenizer
+
+
+def fingerprint_of(tokenizer: Any) -> str:
+    """Return a SHA-256 of all that decides what ids a tokenizer gives."""
+    if isinstance(tokenizer, CharTokenizer):
+        parts: Any = [tokenizer.characters, tokenizer.bos_token]
+    else:
+        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalLM) -> Trainer:
+    """Return the trainer, after a look at whether it can work at all."""
+    config = model.config
     if config.dropout:
         raise ValueError(f"dropout {config.dropout} is not implemented in training: leave it at 0")
     if settings["seq_len"] > config.max_position_embeddings:
         raise ValueError(
             f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
         )
-    seed = settings["seed"]
-    model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     model.to(settings["device"])
-    stream = BatchStream(
-        lambda rng: corpus.draw(rng, settings["batch_size"], settings["seq_len"]), np.random.default_rng([seed, 1])
-    )
     corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short
+    stream = corpus.stream(settings["batch_size"], settings["seq_len"], np.random.default_rng([settings["seed"], 1]))
     optimizer = AdamW(model.named_parameters(), lr=settings["lr"], betas=BETAS, weight_decay=settings["weight_decay"])
-    trainer = Trainer(
+    return Trainer(
         model,
         optimizer,
         stream,
@@ -118,16 +219,28 @@ def build(settings: dict[str, Any]) -> tuple[Corpus, Trainer]:
         warmup=settings["warmup"],
         clip=settings["clip"],
         accumulate=settings["accumulate"],
+        threads=settings["threads"],
     )
-    return corpus, trainer
 
 
 def _tokenizer(name: str) -> Any:
+    """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
     if name == "char":
-        return None  # made from the text
-    if name.startswith("bpe:"):
-        raise ValueError(f"--tokenizer {name}: training a BPE tokenizer is not supported yet; use char or a folder")
-    return load_tokenizer(name)
+        return None
+    if not name.startswith("bpe:"):
+        return load_tokenizer(name)
+    size = name.removeprefix("bpe:")
+    if not size.isdecimal():
+        raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")
+    return lambda texts: PretrainedTokenizer.train_bpe(texts, int(size))
+
+
+def _tokenizer_of_run(settings: dict[str, Any], model_folder: Path | None) -> Any:
+    """Return the tokenizer that a run was begun with: from its own folder, unless its corpus makes it again."""
+    if settings["corpus"] == "toy" or settings["tokenizer"] == "char":
+        return None
+    assert model_folder is not None
+    return load_tokenizer(model_folder)
 
 
 def _field(text: str) -> tuple[str, Any]:

@@ -1,25 +1,40 @@
-"""What to train on, without a download: the toy language, the documentation in every CPython, or a text file.
+"""What to train on: the toy language, the documentation in every CPython, a text file, or a JSONL file.
 
-A corpus gives random batches for training (`draw`) and a fixed set of batches of held-out text (`held_out`). Both
-kinds here have a `name`, a `tokenizer`, a `fingerprint` of the training text, which a resumed run must see again, and
-in nats a token the `entropy_floor` (no model can do better on average) and the `oracle_loss` (what a perfect model gets
-on exactly the held-out text): None where they are not known.
+A corpus gives random batches for training (`stream`, `draw`) and a fixed set of batches of held-out text (`held_out`).
+Every kind has a `name`, a `tokenizer`, a `fingerprint` of the training text, which a resumed run must see again,
+`notes` for the user's eyes, and in nats a token the `entropy_floor` (no model can do better on average) and the
+`oracle_loss` (what a perfect model gets on exactly the held-out text): None where they are not known.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.training import toy_language
-from numpy_minimind.training.batches import Batch, cover, in_batches, pad_rows, window_starts, windows_at
+from numpy_minimind.training.batches import (
+    IGNORE,
+    Batch,
+    BatchStream,
+    EpochStream,
+    Row,
+    cover,
+    in_batches,
+    pad_labelled,
+    pad_rows,
+    window_starts,
+    windows_at,
+)
+from numpy_minimind.training.conversations import WHICH_TOKENIZER, check_conversation, contents, conversation_row
+from numpy_minimind.training.jsonl import JsonLines, type_name
 
 BLOCK = 4096  # characters; every tenth block is held out
+HELD_OUT_LINES = 500  # of a JSONL file, at most
 HELD_OUT_SENTENCES = 5120
 HELD_OUT_SEED = 2**20  # far from any seed that somebody would train with
 
@@ -33,6 +48,7 @@ class ToyCorpus:
     """
 
     name = "toy"
+    notes: tuple[str, ...] = ()
     entropy_floor: float | None
     oracle_loss: float | None
 
@@ -43,6 +59,10 @@ class ToyCorpus:
         self.sentences = toy_language.sample(np.random.default_rng(HELD_OUT_SEED), HELD_OUT_SENTENCES)
         self.oracle_loss = _oracle_loss(self.sentences)
         self.fingerprint = _sha256(toy_language.END.join(self.sentences))
+
+    def stream(self, batch_size: int, seq_len: int, rng: np.random.Generator) -> BatchStream:
+        """Return endless batches of `draw`."""
+        return BatchStream(lambda rng: self.draw(rng, batch_size, seq_len), rng)
 
     def draw(self, rng: np.random.Generator, batch_size: int, seq_len: int) -> Batch:
         """Draw a batch of new sentences."""
@@ -92,21 +112,26 @@ class TextCorpus:
     name : str
         For messages and summaries.
     text : str
-    tokenizer : tokenizer, optional
-        By default a character tokenizer of this text.
+    tokenizer : tokenizer or callable, optional
+        By default a character tokenizer of this text. A callable makes one of the training text's parts.
     """
 
+    notes: tuple[str, ...] = ()
     entropy_floor: float | None = None
     oracle_loss: float | None = None
 
     def __init__(self, name: str, text: str, tokenizer: Any = None) -> None:
         self.name, self.text = name, text
-        self.tokenizer = CharTokenizer.from_text(text) if tokenizer is None else tokenizer
         train, held_out = split_text(text)
+        self.tokenizer = CharTokenizer.from_text(text) if tokenizer is None else _made(tokenizer, train)
         self.train = [self.tokenizer.encode_array(part) for part in train]
         self.held = [self.tokenizer.encode_array(part) for part in held_out]
         self.ids = np.concatenate(self.train) if self.train else np.zeros(0, np.int64)
         self.fingerprint = _sha256(text)
+
+    def stream(self, batch_size: int, seq_len: int, rng: np.random.Generator) -> BatchStream:
+        """Return endless batches of `draw`."""
+        return BatchStream(lambda rng: self.draw(rng, batch_size, seq_len), rng)
 
     def draw(self, rng: np.random.Generator, batch_size: int, seq_len: int) -> Batch:
         """Draw windows that start anywhere in the training text."""
@@ -134,7 +159,144 @@ class TextCorpus:
         return self._cached_starts
 
 
-Corpus = ToyCorpus | TextCorpus
+class JsonLinesCorpus:
+    """The rows of a JSONL file, one a line: every tenth held out, or of more than 5,000 lines 500 spread evenly.
+
+    A row has at most seq_len ids, hence seq_len - 1 positions. Lines are read, and tokenised, when their turn comes.
+
+    Parameters
+    ----------
+    name : str
+        "pretrain:FILE" for lines {"text": ...}, "sft:FILE" for lines {"conversations": [...]}.
+    tokenizer : tokenizer or callable
+        A callable makes one of the training lines' texts.
+    """
+
+    entropy_floor: float | None = None
+    oracle_loss: float | None = None
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name = name
+        kind, _, path = name.partition(":")
+        self.kind = KINDS[kind]
+        self.lines = JsonLines(path, self.kind.check)
+        self.fingerprint = self.lines.fingerprint
+        self.train, self.held = split_lines(len(self.lines))
+        self.notes = (f"{path} has {self.lines.complaint()}",) if self.lines.n_bad else ()
+        self.tokenizer = _made(tokenizer, self._texts())
+        self.unlabelled = 0  # rows of `stream` with nothing to learn: cut before the first answer
+
+    def stream(self, batch_size: int, seq_len: int, rng: np.random.Generator) -> EpochStream:
+        """Return endless batches that take every line once before any comes again; count rows with no label."""
+
+        def batch_of(rows: np.ndarray) -> Batch:
+            batch = self._batch(self.train[rows], seq_len)
+            self.unlabelled += int((batch.targets == IGNORE).all(axis=1).sum())
+            return batch
+
+        return EpochStream(batch_of, len(self.train), batch_size, rng)
+
+    def draw(self, rng: np.random.Generator, batch_size: int, seq_len: int) -> Batch:
+        """Draw lines, perhaps one twice, among which at least one label is.
+
+        Raises
+        ------
+        ValueError
+            When a hundred batches have none.
+        """
+        for _ in range(100):
+            batch = self._batch(self.train[rng.integers(len(self.train), size=batch_size)], seq_len)
+            if batch.n_tokens:
+                return batch
+        raise ValueError(f"{self.name} has nothing to learn within {seq_len} tokens of a line: give a larger --seq-len")
+
+    def held_out(self, batch_size: int, seq_len: int) -> list[Batch]:
+        """Return the held-out lines in order."""
+        return [batch for batch in self._batches(self.held, batch_size, seq_len) if batch.n_tokens]
+
+    def all(self, batch_size: int, seq_len: int) -> Iterator[Batch]:
+        """Yield all lines in order: a file larger than memory is no matter."""
+        return self._batches(np.arange(len(self.lines)), batch_size, seq_len)
+
+    def rows(self, numbers: Iterable[int], seq_len: int) -> list[Row]:
+        """Return the rows of these good lines of the file, counted from 0."""
+        if seq_len < 3:
+            raise ValueError(
+                f"a row needs room for a token and its two marks: seq_len must be at least 3, got {seq_len}"
+            )
+        numbers = list(numbers)
+        rows = []
+        for i, record in zip(numbers, self.lines.read(numbers)):
+            try:
+                rows.append(self.kind.row(record, self.tokenizer, seq_len))
+            except ValueError as error:
+                raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
+        return rows
+
+    def _batches(self, numbers: np.ndarray, batch_size: int, seq_len: int) -> Iterator[Batch]:
+        for i in range(0, len(numbers), batch_size):
+            yield self._batch(numbers[i : i + batch_size], seq_len)
+
+    def _batch(self, numbers: np.ndarray, seq_len: int) -> Batch:
+        return pad_labelled(self.rows(numbers, seq_len), self.tokenizer.pad_token_id or 0)
+
+    def _texts(self) -> Iterator[str]:
+        for i in range(0, len(self.train), 1000):
+            for record in self.lines.read(self.train[i : i + 1000]):
+                yield from self.kind.texts(record)
+
+
+class Kind(NamedTuple):
+    """What a line of a JSONL corpus is: what it must hold, the row it becomes, and its texts for a new tokenizer."""
+
+    check: Callable[[dict[str, Any]], None]
+    row: Callable[[dict[str, Any], Any, int], Row]
+    texts: Callable[[dict[str, Any]], Iterable[str]]
+    seq_len: int  # ids of a row, as MiniMind has it
+
+
+def check_text(record: dict[str, Any]) -> None:
+    """Accept {"text": str}; raise ValueError with the reason otherwise."""
+    if not isinstance(record.get("text"), str):
+        what = f"{type_name(record['text'])} as" if "text" in record else "no field"
+        raise ValueError(f'{what} "text", expected a string')
+
+
+def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
+    """Return bos, as many tokens of the text as leave room for it and for eos, eos: every one is learned."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is None or eos is None:
+        raise ValueError("the tokenizer has no bos_token or no eos_token, with which a row begins and ends")
+    ids = np.concatenate(([bos], tokenizer.encode_array(record["text"])[: seq_len - 2], [eos])).astype(np.int64)
+    return Row(ids, ids)
+
+
+KINDS = {
+    "pretrain": Kind(check_text, text_row, lambda record: (record["text"],), 340),
+    "sft": Kind(check_conversation, conversation_row, contents, 768),
+}
+
+Corpus = ToyCorpus | TextCorpus | JsonLinesCorpus
+
+
+def _made(tokenizer: Any, texts: Iterable[str]) -> Any:
+    """Return the tokenizer, or what a function that makes one makes of the texts."""
+    return tokenizer(texts) if callable(tokenizer) else tokenizer
+
+
+def split_lines(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (training lines, held-out lines) of n: every tenth, or of more than 5,000 the middles of 500 stretches.
+
+    >>> split_lines(21)[1], split_lines(9)[1]
+    (array([ 9, 19]), array([], dtype=int64))
+    """
+    if n > 10 * HELD_OUT_LINES:
+        held = (2 * np.arange(HELD_OUT_LINES) + 1) * n // (2 * HELD_OUT_LINES)
+    else:
+        held = np.arange(9, n, 10)
+    in_training = np.ones(n, bool)
+    in_training[held] = False
+    return np.flatnonzero(in_training), held
 
 
 def split_text(text: str) -> tuple[list[str], list[str]]:
@@ -182,13 +344,15 @@ def read_text(path: str | Path) -> str:
 
 
 def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
-    """Return the corpus called `name`: "toy", "pydoc", or the path of a text file.
+    """Return a corpus by name.
 
     Parameters
     ----------
     name : str
-    tokenizer : tokenizer, optional
-        For running text; the toy language has its own.
+        "toy", "pydoc", the path of a text file, or "pretrain:" or "sft:" and the path of a JSONL file.
+    tokenizer : tokenizer or callable, optional
+        A callable makes one of the training texts. By default the characters of a text are the tokens; the toy
+        language has its own, and JSONL needs one.
     """
     if name == "toy":
         if tokenizer is not None:
@@ -196,9 +360,16 @@ def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
         return ToyCorpus()
     if name == "pydoc":
         return TextCorpus(name, pydoc_text(), tokenizer)
-    if name.startswith(("pretrain:", "sft:")):
-        raise ValueError(f"corpus {name!r}: JSONL corpora are not supported yet; use toy, pydoc or a text file")
+    if is_jsonl(name):
+        if tokenizer is None:
+            raise ValueError(f"{name} cannot be read by characters: {WHICH_TOKENIZER}")
+        return JsonLinesCorpus(name, tokenizer)
     return TextCorpus(name, read_text(name), tokenizer)
+
+
+def is_jsonl(name: str) -> bool:
+    """Whether the name of a corpus is that of a JSONL file."""
+    return name.startswith(tuple(f"{kind}:" for kind in KINDS))
 
 
 def _sha256(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -11,14 +12,20 @@ from typing import Any
 class StopRequest:
     """While it is entered, the first SIGINT or SIGTERM only sets `signal`; a second one interrupts at once.
 
+    Parameters
+    ----------
+    announce : callable, optional
+        Called in the signal handler: what it says must not pass through a buffered stream.
+
     Attributes
     ----------
     signal : int or None
         The number of the signal that came, None as long as none has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[], None] = lambda: None) -> None:
         self.signal: int | None = None
+        self.announce = announce
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -37,3 +44,4 @@ class StopRequest:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
+        self.announce()

@@ -88,10 +88,13 @@ class RunFolder:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, trainer: Trainer, tokenizer: Any, extra: Mapping[str, Any]) -> None:
-        """Write the model folder and the resume file, each atomically."""
+        """Write the model folder and the resume file, each atomically.
+
+        The model comes first: a run that can be resumed has a tokenizer.
+        """
         arrays, numbers = trainer.state_dict()
-        save_resume(self.resume, arrays, {"trainer": numbers, **extra})
         save_pretrained(trainer.model, self.model, tokenizer=tokenizer)
+        save_resume(self.resume, arrays, {"trainer": numbers, **extra})
 
     def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Read the resume file.

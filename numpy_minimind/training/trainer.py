@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import like
+from numpy_minimind.layer import Parameter
 from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.training.adamw import AdamW, clip_grad_norm
-from numpy_minimind.training.batches import Batch, BatchStream
+from numpy_minimind.training.adamw import AdamW, Mapper, clip_grad_norm
+from numpy_minimind.training.batches import Batch, BatchStream, EpochStream
+from numpy_minimind.training.parallel import ParallelModel, Threads, one_blas_thread
 from numpy_minimind.training.schedule import cosine_lr
 
 
@@ -44,7 +45,7 @@ class Trainer:
     model : MiniMindForCausalLM
     optimizer : AdamW
         Of the model's parameters.
-    batches : BatchStream
+    batches : BatchStream or EpochStream
     steps : int
         Length of the schedule.
     lr : float
@@ -55,6 +56,8 @@ class Trainer:
         Gradients are scaled down to this global norm.
     accumulate : int
         Batches whose gradients are added up for one update.
+    threads : int
+        Threads that share each batch (see `ParallelModel`).
 
     Attributes
     ----------
@@ -70,13 +73,14 @@ class Trainer:
         self,
         model: MiniMindForCausalLM,
         optimizer: AdamW,
-        batches: BatchStream,
+        batches: BatchStream | EpochStream,
         *,
         steps: int,
         lr: float,
         warmup: int = 0,
         clip: float = 1.0,
         accumulate: int = 1,
+        threads: int = 1,
     ) -> None:
         if steps < 1 or accumulate < 1:
             raise ValueError(f"steps and accumulate must be at least 1, got {steps} and {accumulate}")
@@ -84,6 +88,8 @@ class Trainer:
             raise ValueError(f"clip must be positive, got {clip}")
         cosine_lr(1, steps, lr, warmup)  # says what is wrong before anything is computed
         self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.threads = Threads(threads)
+        self.parallel = ParallelModel(model, self.threads)
         self.steps, self.lr, self.warmup, self.clip, self.accumulate = steps, lr, warmup, clip, accumulate
         self.t = self.tokens = self.skipped_steps = 0
 
@@ -95,15 +101,19 @@ class Trainer:
         TrainingDiverged
             When the loss is not finite; the weights are then left as they were.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and dealt with below
+        # What is not finite is found and dealt with below.
+        with np.errstate(over="ignore", invalid="ignore"), one_blas_thread(self.threads.count > 1):
             return self._step(time.perf_counter())
 
     def _step(self, began: float) -> StepReport:
-        self.model.zero_grad()
+        mapper = self.threads.map
+        parameters = self.model.named_parameters()
+        list(mapper(Parameter.zero_grad, [parameter for _, parameter in parameters]))
         batches = [next(self.batches) for _ in range(self.accumulate)]
         n = sum(batch.n_tokens for batch in batches)
         parts = [
-            self.model.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n) for batch in batches
+            self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n)
+            for batch in batches
         ]
         loss, ce_loss = sum(part.loss for part in parts), sum(part.ce_loss for part in parts)
         if not math.isfinite(loss):
@@ -113,9 +123,9 @@ class Trainer:
         self.t += 1
         self.tokens += n
         lr = cosine_lr(self.t, self.steps, self.lr, self.warmup)
-        grad_norm = clip_grad_norm(self.model.named_parameters(), self.clip)
+        grad_norm = clip_grad_norm(parameters, self.clip, mapper)
         if math.isfinite(grad_norm):
-            self.optimizer.step(lr=lr)
+            self.optimizer.step(lr, mapper)
         else:
             self.skipped_steps += 1
         seconds = time.perf_counter() - began
@@ -134,31 +144,57 @@ class Trainer:
         return arrays, numbers
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.model.load_state_dict(_under("model.", arrays))
-        self.optimizer.load_state_dict(_under("optimizer.", arrays))
+        """Continue from what `state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            Listing every array that is missing, unexpected, or of another shape or dtype. Nothing is loaded then.
+        """
+        own, own_numbers = self.state_dict()
+        faults = [f"missing: {name}" for name in own if name not in arrays]
+        faults += [f"missing: {name}" for name in own_numbers if name not in numbers]
+        faults += [f"unexpected: {name}" for name in arrays if name not in own]
+        faults += [
+            f"{name} is {arrays[name].dtype} {arrays[name].shape}, expected {array.dtype} {array.shape}"
+            for name, array in own.items()
+            if name in arrays and (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype)
+        ]
+        if faults:
+            raise ValueError("the state does not fit this trainer:\n  " + "\n  ".join(faults))
         self.batches.load_state_dict(numbers["batches"])
+        self.optimizer.load_state_dict(_under("optimizer.", arrays))
+        self.model.load_state_dict(_under("model.", arrays))
         self.t, self.tokens = numbers["t"], numbers["tokens"]
         self.skipped_steps = numbers["skipped_steps"]
 
 
-def evaluate(model: MiniMindForCausalLM, batches: Sequence[Batch]) -> tuple[float, int]:
+def evaluate(model: MiniMindForCausalLM, batches: Iterable[Batch], mapper: Mapper = map) -> tuple[float, int]:
     """Return (mean cross-entropy in nats a token, number of tokens); the auxiliary loss is no part of it.
+
+    Parameters
+    ----------
+    model : MiniMindForCausalLM
+    batches : iterable of Batch
+    mapper : callable
+        `map`, which takes one batch at a time, or `Threads.map`, which takes all of them.
 
     Raises
     ------
     ValueError
         When there is no label to predict.
     """
-    total, tokens = 0.0, sum(batch.n_tokens for batch in batches)
+
+    def measure(batch: Batch) -> tuple[float, int]:
+        n = batch.n_tokens
+        return (n * model.loss_shifted(batch.inputs, batch.targets, batch.attention_mask), n) if n else (0.0, 0)
+
+    total, tokens = 0.0, 0
+    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is returned as it is
+        for loss, n in mapper(measure, batches):
+            total, tokens = total + loss, tokens + n
     if not tokens:
         raise ValueError("there is nothing to predict in this text: it needs at least two tokens")
-    with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is returned as it is
-        for batch in batches:
-            logits = model(batch.inputs, batch.attention_mask)
-            n = batch.n_tokens
-            loss, _ = model.cross_entropy.forward(logits, like(batch.targets, logits), n)
-            total += float(loss) * n
     return total / tokens, tokens
 
 

@@ -1,6 +1,7 @@
 """The train command as a user runs it: processes of its own, real folders."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
+from numpy_minimind import plotting
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.cli import main
 from numpy_minimind.training.interrupt import StopRequest
@@ -90,6 +92,10 @@ def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, traine
     step = load_resume(out / "resume.safetensors")[1]["trainer"]["t"]
     assert 1 <= step < 2000 and metrics(out)[-1]["step"] == step
     assert f"stopped by signal {int(number)} after step {step} of 2000" in printed
+    assert f"python -m numpy_minimind train --resume --out {out}\n" in printed
+    assert re.fullmatch(rf"\n(finishing step {step}, then )?saving; Ctrl-C again stops at once\n", errors), (
+        errors
+    )  # and at once
     whole = tmp_path / "whole"
     run(*flags[:-1], whole, "--stop-after", step + 3)
     run("train", "--resume", "--out", out, "--stop-after", step + 3)
@@ -188,8 +194,11 @@ def test_a_loss_that_became_nan_ends_with_code_1_and_keeps_the_last_good_checkpo
         (["--set", "speed=3"], "unknown config field speed"),
         (["--set", "head_dim"], "FIELD=VALUE"),
         (["--corpus", "no/such/file.txt"], "no/such/file.txt"),
-        (["--corpus", "sft:x.jsonl"], "JSONL"),
-        (["--tokenizer", "bpe:300"], "BPE"),
+        (["--corpus", "sft:x.jsonl"], "give --tokenizer bpe:N"),
+        (["--corpus", "pretrain:no/such.jsonl", "--tokenizer", "bpe:300"], "no/such.jsonl"),
+        (["--tokenizer", "bpe:many"], "expected bpe:N"),
+        (["--tokenizer", "bpe:10"], "265 tokens at least"),
+        (["--init-from", "x", "--preset", "tiny"], "give one of them"),
         (["--tokenizer", "no/such/folder"], "no/such/folder"),
         (["--seq-len", "40", "--set", "max_position_embeddings=30"], "max_position_embeddings"),
         (["--seq-len", "30000"], "needs at least 30001 tokens"),
@@ -265,9 +274,10 @@ def test_a_signal_before_the_first_step_leaves_a_run_that_can_be_resumed(tmp_pat
 
 
 def test_a_second_signal_interrupts_at_once():
-    with StopRequest() as stop:
+    said = []
+    with StopRequest(lambda: said.append("heard")) as stop:
         signal.raise_signal(signal.SIGINT)
-        assert stop.signal == signal.SIGINT
+        assert stop.signal == signal.SIGINT and said == ["heard"]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -329,6 +339,19 @@ def test_a_name_that_looks_like_mathematics_does_not_spoil_the_picture(tmp_path,
     path.write_text(toy_text.read_text(encoding="utf-8"), encoding="utf-8")
     run("train", "--corpus", path, *SMALL, "--steps", 2, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "loss.png").exists()
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        [],
+        [{"step": 1, "ce_loss": 0.0}],
+        [{"step": 1, "ce_loss": None}, {"step": 2, "ce_loss": 2.0, "val_loss": 0.0}],
+        [{"step": 1, "ce_loss": 3.0}, {"step": 2, "ce_loss": 0.0, "val_loss": 2.5}, {"step": 3, "ce_loss": 1.0}],
+    ],
+)
+def test_a_loss_of_zero_or_none_at_all_does_not_spoil_the_picture(tmp_path, metrics):
+    assert plotting.loss_curve(tmp_path / "loss.png", metrics, title="x").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_resume_file_of_something_else_is_refused(tmp_path):

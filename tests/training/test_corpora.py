@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.training import toy_language
 from numpy_minimind.training.batches import IGNORE
 from numpy_minimind.training.corpora import (
@@ -116,6 +117,7 @@ def test_empty_and_missing_files(tmp_path):
         load_corpus(str(tmp_path / "none.txt"))
 
 
-def test_corpora_of_later_versions_are_refused_by_name():
-    with pytest.raises(ValueError, match="JSONL"):
-        load_corpus("sft:x.jsonl")
+def test_a_tokenizer_may_be_made_of_the_training_text_alone():
+    text = "a" * 90 + "b" * 10
+    corpus = TextCorpus("x", text, lambda parts: CharTokenizer.from_text("".join(parts)))
+    assert corpus.tokenizer.characters == "a"

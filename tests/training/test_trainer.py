@@ -63,7 +63,9 @@ def test_accumulated_gradient_is_that_of_the_big_batch(moe):
         for batch in batches:
             fresh.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n)
     else:
-        joined = Batch(*(np.concatenate(parts) for parts in zip(*batches)))
+        joined = Batch(
+            np.concatenate([batch.inputs for batch in batches]), np.concatenate([batch.targets for batch in batches])
+        )
         result = fresh.loss_and_grad_shifted(joined.inputs, joined.targets, joined.attention_mask)
         assert report.ce_loss == pytest.approx(result.ce_loss, rel=1e-12)
     nm.training.clip_grad_norm(fresh.named_parameters(), 1.0)
@@ -81,6 +83,7 @@ def test_the_accumulated_gradient_is_clipped_once_and_to_the_norm_asked_for(accu
 
 def test_continuing_from_the_state_is_bit_for_bit_the_same():
     whole, first, second = make_trainer(), make_trainer(), make_trainer(seed=5)
+    whole.skipped_steps = first.skipped_steps = 2
     reports = [whole.step() for _ in range(6)]
     again = [first.step() for _ in range(3)]
     arrays, numbers = first.state_dict()
@@ -90,6 +93,32 @@ def test_continuing_from_the_state_is_bit_for_bit_the_same():
     for name, array in whole.state_dict()[0].items():
         np.testing.assert_array_equal(array, second.state_dict()[0][name], err_msg=name)
     assert whole.state_dict()[1] == second.state_dict()[1]
+
+
+@pytest.mark.parametrize("what", ["missing", "unexpected", "shape", "dtype", "counter", "moments"])
+def test_a_state_that_does_not_fit_changes_nothing(what):
+    trainer, other = make_trainer(), make_trainer(seed=5)
+    trainer.step()
+    arrays, numbers = trainer.state_dict()
+    state, name = dict(arrays), "optimizer.v.model.norm.weight"
+    if what == "missing":
+        del state[name]
+    elif what == "unexpected":
+        state["model.extra"] = np.zeros(2)
+    elif what == "shape":
+        state[name] = np.zeros(3, np.float32)
+    elif what == "dtype":
+        state[name] = state[name].astype(np.float64)
+    elif what == "moments":
+        state = {key: value for key, value in state.items() if not key.startswith("optimizer.")}
+    else:
+        numbers = {key: value for key, value in numbers.items() if key != "skipped_steps"}
+    before = {key: value.copy() for key, value in other.state_dict()[0].items()}, other.state_dict()[1]
+    with pytest.raises(ValueError, match="does not fit this trainer"):
+        other.load_state_dict(state, numbers)
+    assert other.state_dict()[1] == before[1]
+    for key, value in other.state_dict()[0].items():
+        np.testing.assert_array_equal(value, before[0][key], err_msg=key)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step(monkeypatch):
@@ -143,8 +172,13 @@ def test_evaluate_weights_every_label_alike():
         rows, columns = np.nonzero(batch.targets != -100)
         sums.extend(-log_p[rows, columns, batch.targets[rows, columns]])
     assert tokens == len(sums) and loss == pytest.approx(np.mean(sums), rel=1e-5)
+    assert evaluate(trainer.model, iter(batches)) == (loss, tokens)  # batches that come one at a time
+    unlabelled = Batch(batches[0].inputs, np.full_like(batches[0].targets, -100))
+    assert evaluate(trainer.model, [unlabelled, *batches]) == (loss, tokens)
     with pytest.raises(ValueError, match="nothing to predict"):
         evaluate(trainer.model, [])
+    with pytest.raises(ValueError, match="nothing to predict"):
+        evaluate(trainer.model, [unlabelled])
 
 
 @pytest.mark.parametrize(

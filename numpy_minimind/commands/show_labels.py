@@ -1,0 +1,231 @@
+"""Show which tokens of a training file are learned: each token, its label or a dot, and what is predicted from it.
+
+A label stands beside its own token; the model predicts it from the token before. So the first word of an answer is
+learned at the line break after "assistant", and the last thing learned is the line break after <|im_end|>.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind.checkpoint.tokenizer import load_tokenizer
+from numpy_minimind.training.batches import IGNORE, Row
+from numpy_minimind.training.conversations import BEGIN
+from numpy_minimind.training.corpora import KINDS, is_jsonl
+from numpy_minimind.training.jsonl import JsonLines
+
+HELP = "show each token of a JSONL file with its label"
+EXAMPLE = "show-labels sft.jsonl --tokenizer runs/pretrain/model"
+
+DOT = "\u00b7"
+LEGEND = """\
+label     the token itself where it is to be learned, a dot where it is only read (-100)
+predicts  what the model is taught to say when it has read this far: the label of the next token.
+          So the label of the very first token, if it has one, is taught by nothing.
+In a batch shorter rows are filled up with padding, which is neither learned nor looked at."""
+LEARNED, IGNORED, BOLD, PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show-labels`."""
+    parser.add_argument("file", metavar="FILE", help="JSONL: lines of text, or of conversations")
+    parser.add_argument("--tokenizer", required=True, metavar="FOLDER", help="of a model, or of a training run")
+    parser.add_argument("--limit", type=int, default=1, metavar="N", help="rows to show (default 1)")
+    parser.add_argument("--seq-len", type=int, metavar="L", help="ids of a row at most (default 340 or 768)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Make the rows as training does."""
+    if args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+    kind, path = kind_of(args.file)
+    seq_len = KINDS[kind].seq_len if args.seq_len is None else args.seq_len
+    if seq_len < 3:
+        raise ValueError(f"--seq-len must be at least 3, got {seq_len}")
+    tokenizer = load_tokenizer(_tokenizer_folder(args.tokenizer))
+    lines = JsonLines(path, KINDS[kind].check, limit=args.limit)
+    if lines.n_bad:
+        print(f"warning: {path} has {lines.complaint()}", file=sys.stderr)
+    rows = [KINDS[kind].row(record, tokenizer, seq_len) for record in lines.read(range(len(lines)))]
+    shown = [
+        {
+            "line": lines.line_number(i),
+            "ids": row.ids.tolist(),
+            "tokens": spelled(row.ids, tokenizer),
+            "labels": row.labels.tolist(),
+            "parts": parts(row, tokenizer),
+        }
+        for i, row in enumerate(rows)
+    ]
+    return {"file": str(path), "kind": kind, "seq_len": seq_len, "bad_lines": lines.n_bad, "rows": shown}
+
+
+def kind_of(name: str) -> tuple[str, Path]:
+    """Return (pretrain or sft, path): as the prefix says, or as the fields of the first good line do."""
+    if is_jsonl(name):
+        kind, _, path = name.partition(":")
+        return kind, Path(path).expanduser()
+    lines = JsonLines(name, _check_any, limit=1)
+    return ("sft" if "conversations" in lines.read([0])[0] else "pretrain"), lines.path
+
+
+def _check_any(record: dict[str, Any]) -> None:
+    if not {"text", "conversations"} & record.keys():
+        fields = ", ".join(list(record)[:8]) or "none"
+        raise ValueError(f'neither "text" (pretraining) nor "conversations" (SFT) is among its fields: {fields}')
+
+
+def _tokenizer_folder(name: str) -> Path:
+    folder = Path(name).expanduser()
+    inside = folder / "model"
+    return inside if not (folder / "tokenizer.json").exists() and (inside / "tokenizer.json").exists() else folder
+
+
+# -- tokens as text ----------------------------------------------------------------------------------------------
+
+
+def spelled(ids: np.ndarray, tokenizer: Any) -> list[str]:
+    r"""Return each token so that it can be seen: a space as \u2423, a line break as \n, part of a character as bytes.
+
+    Behind the last part of a character stands the character.
+    """
+    names = {i: token for token, i in _vocabulary(tokenizer).items()}
+    shown, pending = [], b""
+    for i in ids.tolist():
+        text = tokenizer.decode([i], skip_special_tokens=False)
+        if "\ufffd" not in text:
+            shown.append(visible(text))
+            pending = b""
+            continue
+        part = _bytes_of(names.get(i, ""))
+        if part is None:
+            shown.append(visible(names.get(i, text)))
+            continue
+        pending += part
+        escaped = visible(part.decode("utf-8", errors="backslashreplace"))
+        whole = pending.decode("utf-8", errors="replace")
+        if whole.endswith("\ufffd"):
+            shown.append(escaped)
+        else:
+            shown.append(f"{escaped} ({visible(whole)})")
+            pending = b""
+    return shown
+
+
+def visible(text: str) -> str:
+    """Spell out what cannot be seen."""
+    return "".join(
+        "\u2423" if c == " " else c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    contents = getattr(tokenizer, "tokenizer_json", {})
+    vocabulary = contents.get("model", {}).get("vocab", {})
+    return vocabulary if isinstance(vocabulary, dict) else {}
+
+
+def _bytes_of(token: str) -> bytes | None:
+    """Return the bytes of a token of a byte-level vocabulary; None when it is of another kind."""
+    values = [BYTES.get(c) for c in token]
+    return None if not values or None in values else bytes(v for v in values if v is not None)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return which character stands for which byte: itself if it can be seen, else the next from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in seen]
+    return {chr(b): b for b in seen} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+BYTES = _byte_alphabet()
+
+
+def parts(row: Row, tokenizer: Any) -> list[tuple[bool, str]]:
+    """Return the row as text in runs: (learned, text)."""
+    runs = []
+    for learned, group in groupby(range(len(row.ids)), key=lambda t: bool(row.labels[t] != IGNORE)):
+        runs.append((learned, tokenizer.decode([row.ids[t] for t in group], skip_special_tokens=False)))
+    return runs
+
+
+# -- the picture -------------------------------------------------------------------------------------------------
+
+
+def render(result: dict[str, Any]) -> str:
+    """Format the rows; in colour on a terminal, unless NO_COLOR is set."""
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    shown = ["\n".join(_row_lines(result, row, colour)) for row in result["rows"]]
+    return "\n\n\n".join([*shown, _paint(LEGEND, IGNORED, colour)])
+
+
+def _row_lines(result: dict[str, Any], row: dict[str, Any], colour: bool) -> Iterator[str]:
+    labels = row["labels"]
+    n, learned = len(labels), sum(label != IGNORE for label in labels[1:])
+    cut = f", cut at {n}" if n == result["seq_len"] else ""
+    yield _paint(
+        f"{Path(result['file']).name}, line {row['line']}: {n} tokens{cut}, {learned} of them learned "
+        f"({learned / n:.0%})",
+        BOLD,
+        colour,
+    )
+    yield ""
+    yield from _text_lines(row, colour)
+    yield ""
+    if not learned:
+        yield "Nothing is learned from this row: it has no answer" + (" before it is cut." if cut else ".")
+        yield ""
+    yield from _table(row, colour)
+
+
+def _text_lines(row: dict[str, Any], colour: bool) -> list[str]:
+    """The row as one reads it, what is learned in colour or in brackets."""
+    text = ""
+    for learned, part in row["parts"]:
+        if colour:  # each line has its own colour codes, so that a pager can cut anywhere
+            code = LEARNED if learned else IGNORED
+            text += "\n".join(_paint(line, code, colour) if line else "" for line in part.split("\n"))
+        else:
+            text += f"\u27e6{part}\u27e7" if learned else part
+    return ["    " + line for line in text.rstrip("\n").split("\n")]
+
+
+def _table(row: dict[str, Any], colour: bool) -> Iterator[str]:
+    tokens, ids, labels = row["tokens"], row["ids"], row["labels"]
+    names = [token if label != IGNORE else "" for token, label in zip(tokens, labels)]
+    w_id = max(2, *(len(str(i)) for i in ids))
+    w_token = min(28, max(len("token"), *map(width, tokens)))
+    w_label = max(len("label"), w_id)
+    yield _paint(f"{'#':>4}  {'id':>{w_id}}  {pad('token', w_token)}  {'label':>{w_label}}  predicts", BOLD, colour)
+    for t, (token, i, label) in enumerate(zip(tokens, ids, labels)):
+        if t and token == BEGIN:
+            yield ""
+        shown = DOT if label == IGNORE else str(label)
+        following = names[t + 1] if t + 1 < len(names) else ""
+        own = f"{t:>4}  {i:>{w_id}}  {pad(token, w_token)}  {shown:>{w_label}}"
+        arrow = f"  \u2192 {following}" if following else ""
+        yield _paint(own, IGNORED if label == IGNORE else LEARNED, colour) + _paint(arrow, LEARNED, colour)
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return f"{code}{text}{PLAIN}" if colour and text else text
+
+
+def pad(text: str, columns: int) -> str:
+    """Fill with spaces to so many columns of a terminal."""
+    return text + " " * (columns - width(text))
+
+
+def width(text: str) -> int:
+    """Return the columns of a terminal that a text takes: Chinese characters and emoji take two, accents none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

@@ -1,0 +1,169 @@
+"""A JSONL file that is never in memory as a whole: one pass finds its good lines, later each is read where it lies.
+
+What is kept of a line is where it begins, eight bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BOM = b"\xef\xbb\xbf"
+SHOWN = 5  # bad lines that are described; all are counted
+
+
+class BadLine(NamedTuple):
+    """A line that is left out."""
+
+    number: int  # counted from 1
+    reason: str
+
+
+class JsonLines:
+    """The good lines of a JSONL file, by number.
+
+    Good is a line of UTF-8 that holds a JSON object which `check` accepts. Blank lines are passed over; a byte-order
+    mark at the beginning is dropped; CRLF ends a line as LF does.
+
+    Parameters
+    ----------
+    path : path
+    check : callable
+        Takes the object of a line; raises ValueError with the reason when it is of no use.
+    limit : int, optional
+        Look no further than this many good lines.
+
+    Attributes
+    ----------
+    offsets : int64 (lines,)
+        Where each good line begins.
+    bad : list of BadLine
+        The first few.
+    n_bad : int
+    fingerprint : str
+        SHA-256 of what was read, as a rule the whole file.
+
+    Raises
+    ------
+    ValueError
+        When there is no good line, saying what is wrong with the first ones.
+    OSError
+        When the file cannot be read.
+    """
+
+    def __init__(self, path: str | Path, check: Callable[[dict[str, Any]], None], limit: int | None = None) -> None:
+        self.path, self.check = Path(path).expanduser(), check
+        self.bad: list[BadLine] = []
+        self.n_bad = 0
+        offsets, digest, place = array("q"), hashlib.sha256(), 0
+        with open(self.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                digest.update(line)
+                begin, place = place, place + len(line)
+                if number == 1 and line.startswith(BOM):
+                    begin, line = begin + len(BOM), line[len(BOM) :]
+                if line.isspace() or not line:
+                    continue
+                try:
+                    check(parse(line))
+                except ValueError as error:
+                    self._reject(number, str(error))
+                else:
+                    offsets.append(begin)
+                    if len(offsets) == limit:
+                        break
+        self.offsets = np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64)
+        self.fingerprint = digest.hexdigest()
+        if not offsets:
+            raise ValueError(f"{self.path} has no line to train on: {self.complaint() or 'it is empty'}")
+
+    def _reject(self, number: int, reason: str) -> None:
+        self.n_bad += 1
+        if len(self.bad) < SHOWN:
+            self.bad.append(BadLine(number, reason))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def complaint(self) -> str:
+        """Say how many lines are bad, and what is wrong with the first; empty when all are good."""
+        if not self.bad:
+            return ""
+        listed = "; ".join(f"line {line.number}: {line.reason}" for line in self.bad)
+        more = f"; and {self.n_bad - len(self.bad):,} more" if self.n_bad > len(self.bad) else ""
+        lines = "1 bad line" if self.n_bad == 1 else f"{self.n_bad:,} bad lines"
+        return f"{lines}: {listed}{more}"
+
+    def read(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the objects of these good lines (counted from 0), in the order asked for.
+
+        Raises
+        ------
+        ValueError
+            When the file is no longer what it was.
+        """
+        records = []
+        with open(self.path, "rb") as file:
+            for i in numbers:
+                file.seek(int(self.offsets[i]))
+                try:
+                    record = parse(file.readline())
+                    self.check(record)
+                    records.append(record)
+                except ValueError:
+                    raise ValueError(f"{self.path} was changed while it was in use: begin again") from None
+        return records
+
+    def line_number(self, i: int) -> int:
+        """Return which line of the file, counted from 1, good line i is."""
+        with open(self.path, "rb") as file:
+            return sum(1 for _ in iter_to(file, int(self.offsets[i]))) + 1
+
+
+def iter_to(file: Any, end: int) -> Iterable[bytes]:
+    """Yield the lines that begin and end before the offset `end`."""
+    place = 0
+    for line in file:
+        place += len(line)
+        if place > end:
+            return
+        yield line
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Return the object of one line.
+
+    Raises
+    ------
+    ValueError
+        Saying in a few words what is wrong: the byte that is not UTF-8, the place that is not JSON, no object, half a
+        character.
+    """
+    try:
+        text = line.decode("utf-8")
+        record = json.loads(text)
+        if "\\u" in text:  # JSON can spell half a character, which no text can hold
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1} of the line)") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half a character, {error.object[error.start]!r}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read (nested too deeply)") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"holds {type_name(record)}, expected an object")
+    return record
+
+
+def type_name(value: Any) -> str:
+    """Name the JSON type of a value, for messages."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a bool", type(None): "null"}
+    return names.get(type(value), "a number")
