@@ -20,13 +20,15 @@ from numpy_minimind.backend import get_array_module, to_device, to_numpy
 class Context(NamedTuple):
     """What every block needs and no block owns; the model builds it once a call.
 
-    `visible` and `counted` are None where every key of the past is visible (one new token) and every token counts.
+    `visible` is None where no table of it is needed: for one new token, which sees every key, and for a long text, whose
+    blocks `FlashAttention` compares with the diagonal itself. `counted` and `mask` are None where nothing is padding.
     """
 
     cos: Any  # (T, H/2) or (B, 1, T, H/2) rotation of each position
     sin: Any  # likewise
     visible: Any = None  # (T, S) or (B, 1, T, S) bool: may query t look at key s?
     counted: Any = None  # (B, T) bool: does the token count in the auxiliary loss?
+    mask: Any = None  # (B, S) bool: is key s a token, and not padding?
 
 
 class Parameter:

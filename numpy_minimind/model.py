@@ -24,6 +24,9 @@ from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
 
+# Tokens from which FlashAttention is faster than the table of all scores, as measured on its page.
+LONG = 256
+
 
 class ModelOutput(NamedTuple):
     """What `MiniMindModel.forward` returns."""
@@ -161,7 +164,7 @@ class MiniMindModel(Layer):
         table = self.embed_tokens.weight.data
         xp = get_array_module(table)
         positions = xp.arange(start, start + T)  # (T,)
-        causal = xp.arange(start + T) <= positions[:, None]  # (T, S)
+        causal = None if T >= LONG else xp.arange(start + T) <= positions[:, None]  # (T, S)
         if mask is None:
             cos, sin = self.rotary_emb.table(positions, table.real.dtype)  # (T, H/2)
             return Context(cos, sin, None if T == 1 else causal)
@@ -169,7 +172,8 @@ class MiniMindModel(Layer):
         first = xp.argmax(key, axis=1)[:, None, None]  # (B, 1, 1)
         positions = xp.maximum(positions - first, 0)  # (B, 1, T)
         cos, sin = self.rotary_emb.table(positions, table.real.dtype)  # (B, 1, T, H/2)
-        return Context(cos, sin, causal & key[:, None, None, :], key[:, start:])
+        visible = None if causal is None else causal & key[:, None, None, :]  # (B, 1, T, S)
+        return Context(cos, sin, visible, key[:, start:], key)
 
 
 def backward_through(block: Block, dy: Any, daux_loss: Any, kept: BlockSaved | BlockInput) -> Any:

@@ -811,3 +811,37 @@ def test_computing_the_blocks_again_takes_the_memory_of_one_block(rng):
     all_blocks = peak(lambda: model.loss_and_grad(ids, ids))
     model.model.checkpoint_activations = True
     assert peak(lambda: model.loss_and_grad(ids, ids)) < 0.4 * all_blocks
+
+
+# -- long texts --------------------------------------------------------------------------------------------------
+
+
+def in_blocks(monkeypatch, long):
+    """Let FlashAttention take over at `long` tokens, in blocks of 2 queries and 3 keys."""
+    monkeypatch.setattr("numpy_minimind.model.LONG", long)
+    monkeypatch.setattr("numpy_minimind.layers.flash_attention.FlashAttention.__init__.__defaults__", (2, 3))
+
+
+@dense_and_experts
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left-padded"])
+def test_attention_in_blocks_decodes_as_the_table_of_scores_does(fields, mask, rng, monkeypatch):
+    ids = rng.integers(0, V, (B, LENGTH))
+    counted = slice(None) if mask is None else LEFT == 1
+    full = model_of(**fields).forward(ids, mask)[0].logits
+    in_blocks(monkeypatch, 2)
+    model = model_of(**fields)
+    assert_close(model.forward(ids, mask)[0].logits[counted], full[counted], 1e-12)
+    for cut in SPLITS:
+        masks = None if mask is None else np.split(LEFT, cut, axis=1)
+        found = decoded(model, ids, cut) if masks is None else decoded(model, ids, cut, masks)
+        assert_close(found[counted], full[counted], 1e-12, f"logits of parts cut at {cut}")
+
+
+def test_a_long_text_takes_memory_in_proportion_to_its_length(rng):
+    def taken(tokens):
+        cfg = MiniMindConfig.preset("tiny", vocab_size=67, num_hidden_layers=1, hidden_size=16, head_dim=4)
+        model, ids = MiniMindForCausalLM(cfg, rng=np.random.default_rng(0)), rng.integers(0, 67, (1, tokens))
+        model.loss_and_grad(ids, ids)
+        return peak(lambda: model.loss_and_grad(ids, ids))
+
+    assert taken(4096) < 2.3 * taken(2048)

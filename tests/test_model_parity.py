@@ -48,6 +48,7 @@ MASKS = {
     "a row of padding only": padding_mask(T, left={1: T}),
 }
 
+every_way_to_attend = pytest.mark.parametrize("long", [256, 2], ids=["table of scores", "in blocks"])
 every_model = pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS.keys())
 every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 
@@ -64,7 +65,9 @@ def labels_for(ids, mask, rng):
 
 @every_model
 @every_mask
-def test_logits_aux_loss_and_every_gradient(fields, mask, rng):
+@every_way_to_attend
+def test_logits_aux_loss_and_every_gradient(fields, mask, long, rng, monkeypatch):
+    monkeypatch.setattr("numpy_minimind.model.LONG", long)
     model, ids = model_of(**fields), rng.integers(0, V, (B, T))
     dlogits, daux = rng.standard_normal((B, T, V)), np.array(-1.4)
     out, saved = model.forward(ids, mask)

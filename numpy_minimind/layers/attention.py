@@ -8,6 +8,7 @@ import numpy as np
 
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
+from numpy_minimind.layers.flash_attention import FlashAttention, FlashAttentionSaved
 from numpy_minimind.layers.kv_cache import LayerCache
 from numpy_minimind.layers.linear import Linear, LinearSaved
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
@@ -23,7 +24,7 @@ class AttentionSaved(NamedTuple):
     k_norm: RMSNormSaved  # (B, K, T, H)
     cos: Any  # (T, H/2) or (B, 1, T, H/2)
     sin: Any  # likewise
-    attend: ScaledDotProductSaved
+    attend: ScaledDotProductSaved | FlashAttentionSaved
     o: Any  # (B, T, N * H)
 
 
@@ -37,7 +38,8 @@ class Attention(Layer):
             \quad y = \mathrm{attend}(q, k, v)\, W_o^\top
 
         Projections are split into heads of width H; norm is RMSNorm over H with one gain for all heads; R is the
-        rotary rotation of each position; attend is `ScaledDotProduct` over the visible keys.
+        rotary rotation of each position; attend is `ScaledDotProduct` over the visible keys, or `FlashAttention`, which
+        computes the same in blocks, where the context brings no table of what is visible.
 
     Shapes
         x, y (B, T, D); q (B, N, T, H); k, v (B, K, T, H); H need not be D / N.
@@ -85,11 +87,12 @@ class Attention(Layer):
         self.o_proj = Linear(N * H, D, rng=rng, dtype=dtype)
         self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype)
         self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype)
-        self.attend = ScaledDotProduct()
+        self.attend, self.flash = ScaledDotProduct(), FlashAttention()
 
     def forward(self, x: Any, context: Context) -> tuple[Any, AttentionSaved]:
         q, k, v, (q_norm, k_norm) = self.heads(x, context)
-        o, attend = self.attend.forward(q, k, v, context.visible)  # (B, N, T, H)
+        layer, shown = self.way_to_attend(q, context)
+        o, attend = layer.forward(q, k, v, shown)  # (B, N, T, H)
         o = merge(o)  # (B, T, N * H)
         y, _ = self.o_proj.forward(o)  # (B, T, D)
         return y, AttentionSaved(x, q_norm, k_norm, context.cos, context.sin, attend, o)
@@ -97,7 +100,8 @@ class Attention(Layer):
     def backward(self, dy: Any, saved: AttentionSaved) -> Any:
         x, q_norm, k_norm, cos, sin, attend, o = saved
         do = split(self.o_proj.backward(dy, LinearSaved(o)), self.head_dim)  # (B, N, T, H)
-        dq, dk, dv = self.attend.backward(do, attend)
+        layer: Any = self.flash if isinstance(attend, FlashAttentionSaved) else self.attend
+        dq, dk, dv = layer.backward(do, attend)
         dq = self.q_norm.backward(rotate(dq, cos, -sin), q_norm)  # (B, N, T, H)
         dk = self.k_norm.backward(rotate(dk, cos, -sin), k_norm)  # (B, K, T, H)
         dx = self.q_proj.backward(merge(dq), LinearSaved(x))  # (B, T, D)
@@ -110,7 +114,14 @@ class Attention(Layer):
         q, k, v, _ = self.heads(x, context)
         if cache is not None:
             k, v = cache.write(k, v, start)  # (B, K, S, H)
-        return self.o_proj(merge(self.attend(q, k, v, context.visible)))
+        layer, shown = self.way_to_attend(q, context)
+        return self.o_proj(merge(layer(q, k, v, shown)))
+
+    def way_to_attend(self, q: Any, context: Context) -> tuple[ScaledDotProduct | FlashAttention, Any]:
+        """Return the layer that attends, and what it wants to know of the keys."""
+        if context.visible is None and q.shape[2] > 1:
+            return self.flash, context.mask
+        return self.attend, context.visible
 
     def heads(self, x: Any, context: Context) -> tuple[Any, Any, Any, tuple[RMSNormSaved, RMSNormSaved]]:
         """Project to heads; normalise and rotate queries and keys, but not values."""
