@@ -20,8 +20,8 @@ from numpy_minimind.backend import get_array_module, to_device, to_numpy
 class Context(NamedTuple):
     """What every block needs and no block owns; the model builds it once a call.
 
-    `visible` is None where no table of it is needed: for one new token, which sees every key, and for a long text, whose
-    blocks `FlashAttention` compares with the diagonal itself. `counted` and `mask` are None where nothing is padding.
+    `visible` is None where no table of it is needed: for one new token, which sees every key, and for a long text,
+    whose blocks `FlashAttention` compares with the diagonal itself. `counted` and `mask` are None without padding.
     """
 
     cos: Any  # (T, H/2) or (B, 1, T, H/2) rotation of each position

@@ -37,7 +37,7 @@ def test_commands_parse():
     assert len(ours) >= 8
     for words in ours:
         build_parser().parse_args(words)  # exits with an error for a flag that does not exist
-    assert {words[0] for words in ours} == {"gradcheck", "train", "generate", "eval", "params"}
+    assert {words[0] for words in ours} == {"gradcheck", "train", "generate", "eval", "params", "chat", "show-labels"}
 
 
 def test_the_first_two_commands_are_marked_for_ci():
