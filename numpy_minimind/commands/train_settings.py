@@ -155,7 +155,7 @@ def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-        **dict(_field(text) for text in settings["set"]),
+        **dict(field_and_value(text) for text in settings["set"]),
     }
     config = MiniMindConfig.preset(settings["preset"], **overrides)
     if config.vocab_size != tokenizer.vocab_size:
@@ -173,7 +173,7 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
         )
     if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
         raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
-    changes = dict(_field(text) for text in settings["set"])
+    changes = dict(field_and_value(text) for text in settings["set"])
     unknown = [field for field in changes if field not in {f.name for f in fields(MiniMindConfig)}]
     if unknown:
         raise ValueError(f"unknown config field {', '.join(unknown)}")
@@ -243,7 +243,7 @@ def _tokenizer_of_run(settings: dict[str, Any], model_folder: Path | None) -> An
     return load_tokenizer(model_folder)
 
 
-def _field(text: str) -> tuple[str, Any]:
+def field_and_value(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set needs FIELD=VALUE, got {text!r}")

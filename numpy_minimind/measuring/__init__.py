@@ -1,0 +1,1 @@
+"""How fast, against what could be: clocks, the floor of matrix products, peak memory."""

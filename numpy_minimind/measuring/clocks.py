@@ -1,0 +1,38 @@
+"""Clocks: several tasks in turns, A B A B, so that a busy moment of the machine falls on all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+Task = Callable[[], float]  # does the work, returns the seconds that it took
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Do the work; return how long it took."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def interleaved(tasks: Mapping[str, Task], repeat: int) -> dict[str, list[float]]:
+    """Run the tasks in turns, `repeat` times after one time that does not count.
+
+    Returns
+    -------
+    dict from name to seconds
+        In the order in which they were measured.
+    """
+    for task in tasks.values():
+        task()
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(repeat):
+        for name, task in tasks.items():
+            seconds[name].append(task())
+    return seconds
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return median, min and max."""
+    return {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}

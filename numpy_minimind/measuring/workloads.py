@@ -1,0 +1,146 @@
+"""The pieces of work that are measured: a training step, reading a prompt, writing tokens.
+
+Each is made once, and then called again and again; a call returns its seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.layers.flash_attention import FlashAttention
+from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
+from numpy_minimind.measuring.clocks import seconds_of
+from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.training.adamw import AdamW, clip_grad_norm
+from numpy_minimind.training.parallel import ParallelModel, Threads, one_blas_thread
+
+
+class TrainStep:
+    """Forward, backward, clipping and AdamW, on random ids.
+
+    Parameters
+    ----------
+    config : MiniMindConfig
+    batch_size, seq_len : int
+    threads : int
+        Each takes a share of the batch.
+
+    Attributes
+    ----------
+    attention_seconds, optimizer_seconds : float
+        Of the last call, in attention between its projections (the mean of the threads), in clipping and AdamW.
+    loss : float
+        Of the last call.
+    """
+
+    def __init__(self, config: MiniMindConfig, batch_size: int, seq_len: int, threads: int) -> None:
+        keep_freed_memory()
+        rng = np.random.default_rng(0)
+        self.model = MiniMindForCausalLM(config, rng=rng)
+        self.threads = Threads(threads)
+        self.parallel = ParallelModel(self.model, self.threads)
+        self.optimizer = AdamW(self.model.named_parameters(), lr=1e-4)
+        self.inputs, self.targets = rng.integers(config.vocab_size, size=(2, batch_size, seq_len))
+        models = [self.model, *self.parallel.replicas][:batch_size]
+        self.watches = [watch_attention(model) for model in models]
+        self.attention_seconds = self.optimizer_seconds = self.loss = 0.0
+
+    def __call__(self) -> float:
+        with one_blas_thread(self.threads.count > 1):
+            return seconds_of(self.step)
+
+    def step(self) -> None:
+        """Make one update."""
+        for watch in self.watches:
+            watch.seconds = 0.0
+        self.model.zero_grad()
+        self.loss = self.parallel.loss_and_grad_shifted(self.inputs, self.targets).loss
+        self.optimizer_seconds = seconds_of(self.update)
+        self.attention_seconds = sum(watch.seconds for watch in self.watches) / len(self.watches)
+
+    def update(self) -> None:
+        """Clip and step."""
+        clip_grad_norm(self.model.named_parameters(), 1.0, self.threads.map)
+        self.optimizer.step(mapper=self.threads.map)
+
+
+class Prefill:
+    """Reading a prompt into a fresh cache, the logits of its last token included."""
+
+    def __init__(self, config: MiniMindConfig, batch_size: int, tokens: int) -> None:
+        keep_freed_memory()
+        rng = np.random.default_rng(0)
+        self.model = MiniMindForCausalLM(config, rng=rng)
+        self.ids = rng.integers(config.vocab_size, size=(batch_size, tokens))
+
+    def __call__(self) -> float:
+        return seconds_of(self.read)
+
+    def read(self) -> None:
+        """Read it once."""
+        self.model(self.ids, cache=self.model.new_cache(*self.ids.shape), logits_to_keep=1)
+
+
+class Decode:
+    """Writing tokens after a prompt, the most likely one each time; reading the prompt does not count."""
+
+    def __init__(self, config: MiniMindConfig, batch_size: int, prompt: int, tokens: int) -> None:
+        keep_freed_memory()
+        rng = np.random.default_rng(0)
+        self.model = MiniMindForCausalLM(config, rng=rng)
+        self.ids, self.tokens = rng.integers(config.vocab_size, size=(batch_size, prompt)), tokens
+
+    def __call__(self) -> float:
+        at: list[float] = []
+        self.model.generate(
+            self.ids,
+            max_new_tokens=self.tokens + 1,  # the first one is the prompt's
+            temperature=0,
+            eos_token_id=None,
+            on_token=lambda _: at.append(time.perf_counter()),
+        )
+        return at[-1] - at[0]
+
+
+class Watch:
+    """Adds up the seconds spent in some layers."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+class Watched:
+    """Stands in for a layer, and notes how long its forward and backward take."""
+
+    def __init__(self, layer: Any, watch: Watch) -> None:
+        self.layer, self.watch = layer, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    def forward(self, *inputs: Any) -> Any:
+        began = time.perf_counter()
+        out = self.layer.forward(*inputs)
+        self.watch.seconds += time.perf_counter() - began
+        return out
+
+    def backward(self, *cotangents_and_saved: Any) -> Any:
+        began = time.perf_counter()
+        out = self.layer.backward(*cotangents_and_saved)
+        self.watch.seconds += time.perf_counter() - began
+        return out
+
+
+def watch_attention(model: MiniMindForCausalLM) -> Watch:
+    """Let a watch run while this model is between the projections of attention."""
+    watch = Watch()
+    for block in model.model.layers:
+        for name, layer in list(vars(block.self_attn).items()):
+            if isinstance(layer, (ScaledDotProduct, FlashAttention)):
+                setattr(block.self_attn, name, Watched(layer, watch))
+    return watch
