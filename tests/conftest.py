@@ -1,5 +1,6 @@
 """What every test module shares: one BLAS thread, hypothesis settings, a seeded generator."""
 
+import functools
 import os
 
 # Before NumPy is loaded: for matrices as small as those of the tests a second thread only waits, on a loaded
@@ -24,3 +25,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 def rng() -> np.random.Generator:
     """A generator with a fixed seed, a fresh one for each test."""
     return np.random.default_rng(20260821)
+
+
+@functools.cache
+def uses_torch(file):
+    text = file.read_text(encoding="utf-8")
+    return any(f'importorskip("{name}")' in text for name in ("torch", "transformers"))
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of each file in which some need PyTorch: continuous integration runs them once it is there."""
+    for item in items:
+        if uses_torch(item.path):
+            item.add_marker(pytest.mark.parity)
