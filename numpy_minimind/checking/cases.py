@@ -185,9 +185,7 @@ def cross_entropy(items: int | None, ignored: int = 0, scale: float = 2.0, **opt
     return build
 
 
-def linear_cross_entropy(
-    items: int | None, ignored: int = 0, chunk: int = 4, **options: Any
-) -> Callable[[Rng], Point]:
+def linear_cross_entropy(items: int | None, ignored: int = 0, chunk: int = 4, **options: Any) -> Callable[[Rng], Point]:
     """Chunks so small that the rows come in several, the last one of another size."""
 
     def build(rng: Rng) -> Point:

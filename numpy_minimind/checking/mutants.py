@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numpy_minimind.checking.mutants_attention import ATTENTION_MUTANTS
 from numpy_minimind.checking.mutants_flash import FLASH_MUTANTS
+from numpy_minimind.checking.mutants_head import HEAD_MUTANTS
 from numpy_minimind.checking.mutants_layers import LAYER_MUTANTS
 from numpy_minimind.checking.mutants_model import MODEL_MUTANTS
 from numpy_minimind.checking.mutants_moe import MOE_MUTANTS
@@ -19,6 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ATTENTION_MUTANTS,
     *FLASH_MUTANTS,
     *MOE_MUTANTS,
+    *HEAD_MUTANTS,
     *MODEL_MUTANTS,
     *TRAINING_MUTANTS,
 )

@@ -18,6 +18,7 @@ from numpy_minimind.layers import (
     Embedding,
     FlashAttention,
     Linear,
+    LinearCrossEntropy,
     MoE,
     RMSNorm,
     RotaryEmbedding,
@@ -175,9 +176,18 @@ def loss(name: str, logits: Any, targets: Any, items: int | None = None, dloss: 
     return gradients(CrossEntropyLoss(), (array(*logits), np.array(targets), items), dloss)[name]
 
 
+def head_loss(name: str, h: Any, targets: Any, items: int | None = None, dloss: float = 1.0, chunk: int = 1) -> Any:
+    """A hidden state is one number, the head is (0, 1, 2): the logits of ln 2 are the logarithms of 1, 2, 4."""
+    head = with_weights(Linear(1, 3), weight=[[0], [1], [2]])
+    layer = LinearCrossEntropy(head.weight, chunk=chunk)
+    return np.ravel(gradients(layer, (array(*h)[:, None], np.array(targets), items), dloss)[name])
+
+
 # -- the values ------------------------------------------------------------------------------------------------------
 
+LN2 = math.log(2)
 TWO_OF_THREE = ([[1, 2, 3], [5, 1, 1], [0, 0, 0]], [0, -100, 2])  # the second label is ignored
+TWO_ROWS = ([LN2, 3, LN2], [1, -100, 0])  # as above
 
 LAYER_REFERENCES: dict[str, list[ReferenceValue]] = {
     "linear": [
@@ -332,6 +342,34 @@ LAYER_REFERENCES: dict[str, list[ReferenceValue]] = {
         known("two of eight labels", lambda: loss("y", *TWO_OF_THREE, items=8), 0.4382772816),
         known("no label: 0", lambda: loss("y", [[1, 2, 3]], [-100]), 0, "pytorch/pytorch#116349"),
         known("no label: no gradient", lambda: loss("dx", [[1, 2, 3]], [-100]), [[0, 0, 0]], "pytorch/pytorch#70348"),
+    ],
+    "linear_cross_entropy": [
+        known("one of two rows: ln 7/2", lambda: head_loss("y", [LN2, 0], [1, -100]), [1.252762968]),
+        known("its dh", lambda: head_loss("dx", [LN2, 0], [1, -100]), [0.4285714286, 0]),
+        known("its dW", lambda: head_loss("weight", [LN2, 0], [1, -100]), [0.09902102579, -0.495105129, 0.3960841032]),
+        known("a chunk each for two rows, one ignored", lambda: head_loss("y", *TWO_ROWS), [1.599336559]),
+        known("their dh, dloss = 4", lambda: head_loss("dx", *TWO_ROWS, dloss=4.0), [0.8571428571, 0, 2.857142857]),
+        known(
+            "dW sums over chunks, dloss = 4",
+            lambda: head_loss("weight", *TWO_ROWS, dloss=4.0),
+            [-0.9902102579, -0.5941261548, 1.584336413],
+        ),
+        known("two of eight labels", lambda: head_loss("y", *TWO_ROWS, items=8), [0.3998341397]),
+        known("two rows, then one", lambda: head_loss("y", [LN2, 0, LN2], [1, 2, 0], chunk=2), [1.432428469]),
+        known(
+            "dh of two rows, then one",
+            lambda: head_loss("dx", [LN2, 0, LN2], [1, 2, 0], chunk=2),
+            [0.1428571429, -0.3333333333, 0.4761904762],
+        ),
+        known(
+            "dW of two rows, then one",
+            lambda: head_loss("weight", [LN2, 0, LN2], [1, 2, 0], chunk=2),
+            [-0.165035043, -0.09902102579, 0.2640560688],
+        ),
+        known("logits 0, 1000, 2000 against 0", lambda: head_loss("y", [1000], [0]), [2000], "borgwang/tinynn#7"),
+        known("their dh", lambda: head_loss("dx", [1000], [0]), [2]),
+        known("no label: 0", lambda: head_loss("y", [1, 2], [-100, -100]), [0], "pytorch/pytorch#116349"),
+        known("no label: no gradient", lambda: head_loss("weight", [1, 2], [-100, -100]), [0, 0, 0]),
     ],
     "model": [
         known("loss of a tied table alone", lambda: tied_head("loss"), 1.361994804, "NVIDIA/TransformerEngine#3437"),

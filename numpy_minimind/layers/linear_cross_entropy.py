@@ -80,6 +80,7 @@ class LinearCrossEntropy(Layer):
             loss = loss + loss_m
             dh[m] = dx @ W  # (m, D)
             dW += dx.T @ h_m  # (V, D)
+            del x, saved, dx  # the next chunk's take their place
         return loss, LinearCrossEntropySaved(dh.reshape(h.shape), dW)
 
     def backward(self, dloss: Any, saved: LinearCrossEntropySaved) -> Any:

@@ -86,5 +86,6 @@ def test_the_list_of_gradients_that_vanish():
         "moe/idle-expert": 3,
         "moe/one-expert": 9,
         "cross_entropy/all-ignored": 1,
+        "linear_cross_entropy/all-ignored": 2,
     }
     assert all(reason for names in listed.values() for reason in names.values())

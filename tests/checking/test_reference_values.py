@@ -27,7 +27,7 @@ def test_the_layer_computes_it(value):
 def test_every_layer_has_known_values():
     assert set(REFERENCE_VALUES) == {
         "linear", "embedding", "rmsnorm", "rope", "softmax", "scaled_dot_product", "flash_attention",
-        "attention", "kv_cache", "swiglu", "moe", "block", "cross_entropy", "model",
+        "attention", "kv_cache", "swiglu", "moe", "block", "cross_entropy", "linear_cross_entropy", "model",
     }  # fmt: skip
     for layer, values in REFERENCE_VALUES.items():
         assert len({v.name for v in values}) == len(values), layer

@@ -12,7 +12,7 @@ import pytest
 
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context
-from numpy_minimind.layers import Attention, Block, CrossEntropyLoss, KVCache, MoE, SwiGLU
+from numpy_minimind.layers import Attention, Block, CrossEntropyLoss, KVCache, Linear, LinearCrossEntropy, MoE, SwiGLU
 from numpy_minimind.layers.kv_cache import LayerCache
 from numpy_minimind.layers.linear import LinearSaved
 from numpy_minimind.layers.rope import rotate
@@ -365,4 +365,22 @@ def test_cross_entropy():
     dx = CrossEntropyLoss().backward(1.0, saved)
     page.says(2 * dx[:2], [[-0.5, 0.25, 0.25], [0.2, 0.6, -0.8]])
     page.says(dx, [[-0.25, 0.125, 0.125], [0.1, 0.3, -0.4], [0, 0, 0]])
+    page.is_complete()
+
+
+def test_linear_cross_entropy():
+    page = Page("linear_cross_entropy")
+    head = Linear(1, 3, dtype=np.float64)
+    page.is_given(head.weight, [0, 1, 2])
+    h, targets = np.log([[2.0], [1.0]]), np.array([1, -100])
+    page.says(h, [0.693147, 0])
+    np.testing.assert_allclose(np.exp(head(h[0])), [1, 2, 4], rtol=1e-15)
+    layer = LinearCrossEntropy(head.weight)
+    loss, saved = layer.forward(h, targets)
+    page.says(loss, 1.252763)
+    _, of_logits = CrossEntropyLoss().forward(head(h[:1]), targets[:1])
+    page.says(of_logits.p, [[1 / 7, 2 / 7, 4 / 7]])
+    page.says(CrossEntropyLoss().backward(1.0, of_logits), [[0.142857, -0.714286, 0.571429]])
+    page.says(layer.backward(1.0, saved), [0.428571, 0])
+    page.says(head.weight.grad, [0.099021, -0.495105, 0.396084])
     page.is_complete()

@@ -19,6 +19,7 @@ from numpy_minimind.layers import (
     CrossEntropyLoss,
     Embedding,
     Linear,
+    LinearCrossEntropy,
     MoE,
     RMSNorm,
     RotaryEmbedding,
@@ -354,3 +355,22 @@ def test_cross_entropy(num_items, ignored, scale, rng):
     )
     assert_close(loss, right)
     assert_close(dlogits, dlogits_right)
+
+
+@pytest.mark.parametrize("num_items", [None, 40])
+@pytest.mark.parametrize("ignored", [0, 4, B * T], ids=["none ignored", "some ignored", "all ignored"])
+@pytest.mark.parametrize("chunk", [1, 5, 256])
+def test_linear_cross_entropy(num_items, ignored, chunk, rng):
+    head, h = settled(Linear(D, V)), rng.standard_normal((B, T, D))
+    targets, dloss = rng.integers(0, V, (B, T)), np.array(0.6)
+    targets.flat[rng.permutation(B * T)[:ignored]] = -100
+    layer = LinearCrossEntropy(head.weight, chunk=chunk)
+    loss, saved = layer.forward(h, targets, num_items)
+    dh = layer.backward(dloss, saved)
+    (right, _), (dh_right, dW_right, _) = oracles.gradients(
+        lambda x, w, t: oracles.cross_entropy(oracles.linear(x, w), t, num_items),
+        h, head.weight.data, targets, cotangents=[dloss, None],
+    )  # fmt: skip
+    assert_close(loss, right)
+    assert_close(dh, dh_right)
+    assert_close(head.weight.grad, dW_right)

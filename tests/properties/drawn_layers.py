@@ -26,6 +26,7 @@ from numpy_minimind.layers import (
     Embedding,
     FlashAttention,
     Linear,
+    LinearCrossEntropy,
     MoE,
     RMSNorm,
     RotaryEmbedding,
@@ -250,6 +251,30 @@ class CrossEntropyCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearCrossEntropyCase(Case):
+    T: int
+    D: int
+    V: int
+    chunk: int
+    ignored: int = 0  # labels
+    items: int | None = None
+
+    def point(self) -> Point:
+        rng = self.rng
+        targets = rng.integers(0, self.V, self.B * self.T)
+        targets[rng.permutation(targets.size)[: self.ignored]] = -100
+        reason = NO_LABEL if self.ignored == targets.size else ONE_WORD
+        zero = {"h": reason, "weight": reason} if self.V == 1 or self.ignored == targets.size else {}
+        head = redraw_parameters(Linear(self.D, self.V, rng=rng), rng)
+        layer = LinearCrossEntropy(head.weight, chunk=self.chunk)
+        h = rng.normal(size=(self.B, self.T, self.D))
+        return Point(layer, (h, targets.reshape(self.B, self.T), self.items), zero)
+
+    def of_sums(self) -> Case:
+        return replace(self, items=31)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoECase(Case):
     T: int
     D: int
@@ -428,6 +453,15 @@ def cross_entropy_cases(draw: st.DrawFn, n: int) -> CrossEntropyCase:
     )  # fmt: skip
 
 
+@st.composite
+def linear_cross_entropy_cases(draw: st.DrawFn, n: int) -> LinearCrossEntropyCase:
+    B, T = draw(upto(n)), draw(upto(n))
+    return LinearCrossEntropyCase(
+        B=B, T=T, D=draw(upto(n)), V=draw(upto(n + 2)), chunk=draw(upto(B * T + 1)),
+        ignored=draw(st.integers(0, B * T)), items=draw(st.sampled_from([None, 31])), seed=draw(seeds),
+    )  # fmt: skip
+
+
 def strategies_of(n: int) -> dict[str, st.SearchStrategy[Any]]:
     """A strategy for each layer; sizes go to about n."""
     m = upto(n)
@@ -455,6 +489,7 @@ def strategies_of(n: int) -> dict[str, st.SearchStrategy[Any]]:
         "moe": moe_cases(n),
         "block": block_cases(n),
         "cross_entropy": cross_entropy_cases(n),
+        "linear_cross_entropy": linear_cross_entropy_cases(n),
     }  # fmt: skip
 
 
@@ -513,5 +548,11 @@ EDGES: dict[str, list[Case]] = {
         CrossEntropyCase(**SMALL, V=4, scale=1.0, ignored=6),  # every label
         CrossEntropyCase(**SMALL, V=4, scale=1.0, ignored=2, items=31),
         CrossEntropyCase(**SMALL, V=1, scale=1.0),
+    ],
+    "linear_cross_entropy": [
+        LinearCrossEntropyCase(**SMALL, D=2, V=4, chunk=4, ignored=6),  # every label
+        LinearCrossEntropyCase(**SMALL, D=2, V=4, chunk=3, ignored=2, items=31),
+        LinearCrossEntropyCase(**SMALL, D=2, V=4, chunk=4),  # and two rows are left over
+        LinearCrossEntropyCase(**SMALL, D=2, V=1, chunk=1),
     ],
 }  # fmt: skip
