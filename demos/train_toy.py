@@ -51,7 +51,7 @@ print(f"{model.num_parameters():,} parameters; no model can do better than {corp
 metrics, began = [], time.perf_counter()
 progress = tqdm(range(1, args.steps + 1), unit="step", dynamic_ncols=True)
 for t in progress:
-    inputs, targets = next(batches)
+    inputs, targets, _ = next(batches)  # padding stands at the end, where no token sees it: no mask
 
     out, saved = model.forward(inputs)
     loss, loss_saved = cross_entropy.forward(out.logits, targets)
