@@ -228,9 +228,9 @@ class MiniMindConfig:
     def from_dict(cls, d: Mapping[str, Any]) -> MiniMindConfig:
         """Read the dict of a config.json: MiniMind's, Qwen3's, Qwen3-MoE's, or `to_dict`'s own.
 
-        Theta and scaling may stand flat (`rope_theta`, `rope_scaling`) or nested (`rope_parameters`); the number
-        of experts as `num_experts` or `num_local_experts`. Fields unknown here are ignored, unless they would
-        change the arithmetic.
+        Theta and scaling may stand flat (`rope_theta`, `rope_scaling`) or nested (`rope_parameters`), or both ways if
+        they agree; the number of experts as `num_experts` or `num_local_experts`. Fields unknown here are ignored,
+        unless they would change the arithmetic.
 
         Raises
         ------
@@ -282,26 +282,72 @@ def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _rope_fields(d: Mapping[str, Any]) -> dict[str, Any]:
     """Read theta and scaling, flat or in the nested form of transformers 5; a scaling that does nothing is None."""
-    flat, nested = d.get("rope_scaling"), d.get("rope_parameters")
-    for name, value in (("rope_scaling", flat), ("rope_parameters", nested)):
-        if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"{name} must be an object or null, got {value!r}")
-    nested = nested or {}
-    nested = nested.get("full_attention", nested)  # transformers may nest once more, by kind of layer
-    scaling: dict[str, Any] | None = dict(flat or nested)
+    flat, nested = _rope_object(d, "rope_scaling"), _rope_object(d, "rope_parameters")
+    _check_same("rope_scaling", flat, "rope_parameters", nested)
+    places = {
+        "rope_theta": d.get("rope_theta"),
+        "rope_parameters.rope_theta": nested.get("rope_theta"),
+        "rope_scaling.rope_theta": flat.get("rope_theta"),
+    }
+    thetas = {place: theta for place, theta in places.items() if theta is not None}
+    for place, theta in thetas.items():
+        first = next(iter(thetas))
+        if theta != thetas[first]:
+            raise ValueError(f"{first} = {thetas[first]!r} and {place} = {theta!r} contradict each other: keep one")
+    scaling: dict[str, Any] | None = {name: value for name, value in (flat or nested).items() if name != "rope_theta"}
     assert scaling is not None
-    found: dict[str, Any] = {}
-    theta = scaling.pop("rope_theta", nested.get("rope_theta"))
-    if theta is not None:
-        found["rope_theta"] = theta
+    found: dict[str, Any] = {"rope_theta": next(iter(thetas.values()))} if thetas else {}
     partial = scaling.pop("partial_rotary_factor", None)
     if partial not in REFUSED["partial_rotary_factor"]:
         raise ValueError(f"partial_rotary_factor = {partial!r} changes the arithmetic and is not implemented here")
-    if scaling.get("rope_type", scaling.get("type", "default")) == "default":
+    if _rope_type(scaling) == "default":
         scaling = None
-    if flat is not None or nested:
+    if d.get("rope_scaling") is not None or nested:
         found["rope_scaling"] = scaling
     return found
+
+
+def _rope_object(d: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return `rope_scaling` or `rope_parameters`, empty if there is none; of Qwen3 with `rope_type` for its old name.
+
+    To transformers, whose Qwen3 is, `type` is an old name of `rope_type`; else it is MiniMind's, whose YaRN differs.
+    """
+    value = d.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be an object or null, got {value!r}")
+    value = value or {}
+    value = value.get("full_attention", value)  # transformers may nest once more, by kind of layer
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}.full_attention must be an object, got {value!r}")
+    if "type" in value and value.get("rope_type", value["type"]) != value["type"]:
+        raise ValueError(
+            f"{name}.type = {value['type']!r} and {name}.rope_type = {value['rope_type']!r} contradict each other: "
+            "keep one"
+        )
+    if "type" in value and d.get("model_type") in ("qwen3", "qwen3_moe"):
+        kept = {key: item for key, item in value.items() if key != "type"}
+        return {"rope_type": value["type"], **kept}
+    return value
+
+
+def _rope_type(scaling: Mapping[str, Any]) -> Any:
+    return scaling.get("rope_type", scaling.get("type", "default"))
+
+
+def _check_same(a: str, flat: Mapping[str, Any], b: str, nested: Mapping[str, Any]) -> None:
+    """Refuse two objects that both say how positions rotate, and not the same; theta may stand in one alone."""
+    if not flat or not nested:
+        return
+    kinds = ("type", "rope_type")
+    if _rope_type(flat) != _rope_type(nested):
+        raise ValueError(
+            f"{a} of type {_rope_type(flat)!r} and {b} of type {_rope_type(nested)!r} contradict each other: keep one"
+        )
+    for name in dict.fromkeys((*flat, *nested)):
+        if name not in (*kinds, "rope_theta") and flat.get(name) != nested.get(name):
+            raise ValueError(
+                f"{a}.{name} = {flat.get(name)!r} and {b}.{name} = {nested.get(name)!r} contradict each other: keep one"
+            )
 
 
 def check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:

@@ -155,7 +155,7 @@ def test_experts_are_counted_under_either_name() -> None:
         {"rope_theta": 5e5},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
         {"rope_parameters": {"rope_theta": 5e5}},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e4, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 5e5, "rope_scaling": None},
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}},
         {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
         {"rope_scaling": {}, "rope_theta": 5e5},
@@ -167,14 +167,75 @@ def test_theta_flat_or_nested(spelling: dict[str, Any], model_type: str) -> None
     assert (c.rope_theta, c.rope_scaling) == (5e5, None)
 
 
-@pytest.mark.parametrize("kind", ["type", "rope_type"])
-def test_yarn_flat_or_nested(kind: str) -> None:
-    scaling = {kind: "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    flat = MiniMindConfig.from_dict({**QWEN3, "rope_theta": 5e5, "rope_scaling": scaling})
-    nested = MiniMindConfig.from_dict({**QWEN3, "rope_parameters": {**scaling, "rope_theta": 5e5}})
-    deeper = MiniMindConfig.from_dict({**QWEN3, "rope_parameters": {"full_attention": {**scaling, "rope_theta": 5e5}}})
-    assert flat == nested == deeper
-    assert (flat.rope_theta, flat.rope_scaling) == (5e5, scaling)
+@pytest.mark.parametrize(
+    ("model_type", "kind", "read_as"),
+    [
+        (None, "type", "type"),
+        ("minimind", "type", "type"),
+        ("minimind", "rope_type", "rope_type"),
+        ("qwen3", "rope_type", "rope_type"),
+        ("qwen3", "type", "rope_type"),  # an old name, to transformers
+        ("qwen3_moe", "type", "rope_type"),
+    ],
+)
+def test_yarn_flat_or_nested_or_both(model_type: str | None, kind: str, read_as: str) -> None:
+    rest = {"factor": 4.0, "original_max_position_embeddings": 64}
+    scaling = {kind: "yarn", **rest}
+    parameters = {**scaling, "rope_theta": 5e5}
+    spellings: list[dict[str, Any]] = [
+        {"rope_theta": 5e5, "rope_scaling": scaling},
+        {"rope_parameters": parameters},
+        {"rope_parameters": {"full_attention": parameters}},
+        {"rope_theta": 5e5, "rope_scaling": scaling, "rope_parameters": {**parameters, "rope_type": "yarn"}},
+        {"rope_scaling": scaling, "rope_parameters": parameters},
+    ]
+    for spelling in spellings:
+        c = MiniMindConfig.from_dict({"model_type": model_type, **spelling})
+        assert (c.rope_theta, c.rope_scaling) == (5e5, {read_as: "yarn", **rest})
+
+
+YARN_OF_4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "minimind"])
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        (
+            {"rope_theta": 1e6, "rope_parameters": {"rope_theta": 5000.0}},
+            "rope_theta = 1000000.0 and rope_parameters.rope_theta = 5000.0 contradict each other",
+        ),
+        (
+            {"rope_scaling": {**YARN_OF_4, "rope_theta": 1e4}, "rope_theta": 1e6},
+            "rope_theta = 1000000.0 and rope_scaling.rope_theta = 10000.0 contradict",
+        ),
+        (
+            {"rope_scaling": YARN_OF_4, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+            "rope_scaling of type 'yarn' and rope_parameters of type 'default' contradict",
+        ),
+        (
+            {"rope_scaling": {"type": "default"}, "rope_parameters": YARN_OF_4},
+            "rope_scaling of type 'default' and rope_parameters of type 'yarn' contradict",
+        ),
+        (
+            {"rope_scaling": YARN_OF_4, "rope_parameters": {**YARN_OF_4, "factor": 8.0}},
+            "rope_scaling.factor = 4.0 and rope_parameters.factor = 8.0 contradict",
+        ),
+        (
+            {"rope_scaling": YARN_OF_4, "rope_parameters": {**YARN_OF_4, "attention_factor": 1.0}},
+            "rope_scaling.attention_factor = None and rope_parameters.attention_factor = 1.0 contradict",
+        ),
+        (
+            {"rope_scaling": {**YARN_OF_4, "type": "linear"}},
+            "rope_scaling.type = 'linear' and rope_scaling.rope_type = 'yarn' contradict",
+        ),
+    ],
+)
+def test_rotations_that_contradict_each_other_are_refused(
+    spelling: dict[str, Any], message: str, model_type: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MiniMindConfig.from_dict({"model_type": model_type, **spelling})
 
 
 def test_nulls_mean_what_they_mean_in_transformers() -> None:

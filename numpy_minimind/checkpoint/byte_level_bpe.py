@@ -49,7 +49,9 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, Any]:
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise ImportError("BPE needs the package tokenizers: pip install 'numpy-minimind[train]'") from error
+        raise ImportError(
+            "BPE needs tokenizers: pip install tokenizers (or the extra train of numpy-minimind)"
+        ) from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

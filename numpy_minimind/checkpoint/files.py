@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 PathLike = str | os.PathLike[str]
 
@@ -54,6 +54,13 @@ def file_not_found(message: str, path: PathLike) -> FileNotFoundError:
 def resolve(path: PathLike) -> Path:
     """Return the absolute path, with ``~`` for the home folder and links followed (a link stays one when written)."""
     return Path(path).expanduser().resolve()
+
+
+def model_folder(path: PathLike, name: str) -> Path:
+    """Return a folder that holds the file `name`; a training run's folder stands for the ``model/`` inside it."""
+    folder = Path(path).expanduser()
+    inside = folder / "model"
+    return inside if not (folder / name).exists() and (inside / name).exists() else folder
 
 
 # -- writing -----------------------------------------------------------------------------------------------------
@@ -243,6 +250,48 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
+
+
+class UnchangedFile:
+    """A file that is opened anew for each part that is read, and refused once it is not the one first seen.
+
+    A save puts a new file under the old name; without this, a load that it overtakes would mix two models. (A file kept
+    open would do as well, but on Windows nobody could then replace it.)
+
+    Parameters
+    ----------
+    path : Path
+        Of a file that is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            self.version = _version(file)
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Open it for reading.
+
+        Raises
+        ------
+        DamagedFileError
+            When another file has its name, or its contents change while it is open.
+        """
+        with open(self.path, "rb") as file:
+            self._check(file)
+            yield file
+            self._check(file)
+
+    def _check(self, file: BinaryIO) -> None:
+        if _version(file) != self.version:
+            raise DamagedFileError(f"{self.path} was replaced or changed while it was read: load it again")
+
+
+def _version(file: BinaryIO) -> tuple[int, ...]:
+    """Return what another file, or the same one with other contents, does not have: asked of the open file itself."""
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, PathLike, file_not_found, replacing_folder
+from numpy_minimind.checkpoint.files import (
+    CheckpointError,
+    DamagedFileError,
+    PathLike,
+    file_not_found,
+    model_folder,
+    replacing_folder,
+)
 from numpy_minimind.checkpoint.huggingface import huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
 from numpy_minimind.checkpoint.weights import SAFETENSORS, Tensors, fields_of, fit, missing, open_weights
@@ -36,8 +43,8 @@ def from_pretrained(
     Parameters
     ----------
     path : path
-        Of a folder with config.json and model.safetensors (or its shards, or pytorch_model.bin), or of a .pth file.
-        ``~`` is the home folder. Nothing is downloaded.
+        Of a folder with config.json and model.safetensors (or its shards, or pytorch_model.bin, or one .pth), of a
+        training run, or of a .pth file. ``~`` is the home folder. Nothing is downloaded.
     config : MiniMindConfig, optional
         Used instead of config.json, which a .pth may have beside it.
     dtype : dtype
@@ -59,13 +66,15 @@ def from_pretrained(
         When the config has a dropout: the model computes as it does when it is asked, but it cannot be trained so.
     """
     # Links are not followed: what stands beside a link is what belongs to it.
-    place, dtype = Path(path).expanduser(), _compute_dtype(dtype)
+    place, dtype = model_folder(path, CONFIG), _compute_dtype(dtype)
     _check_place(place, path)
     if config is not None and not isinstance(config, MiniMindConfig):
         raise TypeError(f"config must be a MiniMindConfig, got {type(config).__name__}")
-    if place.is_dir():
-        config = config or _folder_config(place)
+    in_folder = config is None and place.is_dir()
+    config = _folder_config(place) if in_folder else config
     weights = open_weights(place)
+    if in_folder and config != _folder_config(place):  # a save came between the two files
+        raise DamagedFileError(f"{place} was replaced or changed while it was read: load it again")
     config = config or _config_beside(place, weights)
     try:
         weights = fit(weights, config)
@@ -113,11 +122,14 @@ def _config_beside(file: Path, weights: Tensors) -> MiniMindConfig:
     """Read the config.json beside a .pth, or say what to give, as far as the shapes of its tensors tell."""
     if file.with_name(CONFIG).exists():
         return read_config(file.with_name(CONFIG))
-    told = ", ".join(f"{name}={value}" for name, value in fields_of(weights).items())
+    told = fields_of(weights) or {"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 6400}
+    text = json.dumps({"model_type": "minimind", **told})
+    as_shapes = "what the shapes in the file tell" if fields_of(weights) else "for MiniMind-3 as it is published"
     raise CheckpointError(
-        f"{file} has no {CONFIG} beside it, and does not itself say how its numbers are used. Put one there, or give "
-        f"config=MiniMindConfig({told or 'hidden_size=..., num_hidden_layers=...'}); if they are not MiniMind's, also "
-        "rope_theta, rope_scaling, rms_norm_eps, num_experts_per_tok, norm_topk_prob and the ids of special tokens"
+        f"{file} has no {CONFIG} beside it, and does not itself say how its numbers are used. Put one there "
+        f"({as_shapes}):\n  {text}\nor, in Python, give config=MiniMindConfig.from_dict(...) of the same. If its other "
+        "settings are not MiniMind's, add rope_theta, rope_scaling, rms_norm_eps, num_experts_per_tok, norm_topk_prob "
+        "and the ids of special tokens"
     )
 
 

@@ -15,6 +15,7 @@ from numpy_minimind.checkpoint.char_tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from numpy_minimind.checkpoint.files import CheckpointError, PathLike, resolve, write_json
 
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+OURS = "numpy_minimind"  # what of tokenizer_config.json no other program knows
 
 
 class PretrainedTokenizer:
@@ -41,6 +42,19 @@ class PretrainedTokenizer:
         self.byte_level: bool = (tokenizer.get("decoder") or {}).get("type") == "ByteLevel"
         self.add_bos_token = bool(config.get("add_bos_token", False))
         self.bos_token_id, self.eos_token_id, self.pad_token_id, self.unk_token_id = map(self._id_of, ROLES)
+
+    @property
+    def begins_with_bos(self) -> bool | None:
+        """Whether the rows on which the model was trained here begin with bos, and so should a prompt; None: unknown.
+
+        It is kept under a name of ours: from add_bos_token, PyTorch's side would put one before every text.
+        """
+        ours = self.tokenizer_config.get(OURS)
+        return ours.get("begins_with_bos") if isinstance(ours, dict) else None
+
+    @begins_with_bos.setter
+    def begins_with_bos(self, value: bool) -> None:
+        self.tokenizer_config = {**self.tokenizer_config, OURS: {"begins_with_bos": value}}
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], vocab_size: int) -> PretrainedTokenizer:
@@ -246,7 +260,9 @@ def _library_tokenizer(tokenizer: dict[str, Any], name: str) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ImportError(f"{name} needs the package tokenizers: pip install 'numpy-minimind[train]'") from error
+        raise ImportError(
+            f"{name} needs tokenizers: pip install tokenizers (or the extra train of numpy-minimind)"
+        ) from error
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
     except Exception as error:  # the library raises nothing more precise

@@ -30,9 +30,9 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, PathLike, UnsafeFileError
+from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, PathLike, UnchangedFile, UnsafeFileError
 from numpy_minimind.checkpoint.tensors import StoredTensor, check_first_bytes
 
 # About 110 bytes a tensor are usual: room for nine thousand. What a stranger can make of as much costs 0.2 GB.
@@ -40,6 +40,8 @@ MAX_PICKLE = 1 << 20
 MAX_STRING = 1000  # bytes of a name
 MAX_DIMENSIONS = 8
 NUMBER_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
+MAX_MEMBERS = 20_000
+MAX_DIRECTORY = 2 << 20  # bytes of the zip file's table of its members
 ENCRYPTED = 0x41  # the two bits of a member's flags that say so
 
 NOT_EXECUTED = "the file was refused, and nothing of it was executed"
@@ -108,6 +110,20 @@ class Storage(NamedTuple):
     tensor: Callable[..., StoredTensor]  # gives them a name, a start, a shape and strides
 
 
+class _SmallReads:
+    """A file whose reader cannot be talked into reading a table of gigabytes: `zipfile` reads it in one piece."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.file, self.seek, self.tell = path, file, file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if size > MAX_DIRECTORY:
+            raise UnsafeFileError(
+                f"{self.path}: the zip file's table of its members has more than {MAX_DIRECTORY:,} bytes"
+            )
+        return self.file.read(size)
+
+
 class Archive:
     """The members of the zip file, each checked to lie uncompressed inside it.
 
@@ -121,11 +137,12 @@ class Archive:
         self.records: dict[str, Record] = {}
         self.sound: set[Record] = set()
         self.dtypes: dict[str, str] = {}
-        self.size = path.stat().st_size if path.exists() else 0
         self._check_format(check_first_bytes(path, "a .pth file of PyTorch"))
+        self.file = UnchangedFile(path)
+        self.size = path.stat().st_size
         try:
-            with zipfile.ZipFile(path) as members, open(path, "rb") as file:
-                found = [self._record(info, file) for info in members.infolist()]
+            with self.file.open() as file:
+                found = [self._record(info, file) for info in self._members(file)]
         except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, struct.error, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -147,7 +164,14 @@ class Archive:
             )
         raise DamagedFileError(f"{self.path} is not a zip file, which is what torch.save writes")
 
-    def _record(self, info: zipfile.ZipInfo, file: Any) -> Record:
+    def _members(self, file: BinaryIO) -> list[zipfile.ZipInfo]:
+        """Let the library read the table at the end of the file, which must not be endless."""
+        found = zipfile.ZipFile(cast(IO[bytes], _SmallReads(self.path, file))).infolist()
+        if len(found) > MAX_MEMBERS:
+            raise UnsafeFileError(f"{self.path}: the zip file has {len(found):,} members, more than {MAX_MEMBERS:,}")
+        return found
+
+    def _record(self, info: zipfile.ZipInfo, file: BinaryIO) -> Record:
         """Check one member against its own header, which stands before its bytes."""
         name = info.orig_filename
         if info.flag_bits & ENCRYPTED:
@@ -198,20 +222,19 @@ class Archive:
         record = self.records[name]
         if record.size > limit:
             raise UnsafeFileError(f"{self.path}: {name} has {record.size:,} bytes, more than {limit:,}")
-        self.verify(record)
-        with open(self.path, "rb") as file:
+        with self.file.open() as file:
+            self.verify(record, file)
             file.seek(record.start)
             return file.read(record.size)
 
-    def verify(self, record: Record) -> None:
+    def verify(self, record: Record, file: BinaryIO) -> None:
         """Compare a member with its checksum, the first time that it is wanted."""
         if record in self.sound:
             return
         crc, left = 0, record.size
-        with open(self.path, "rb") as file:
-            file.seek(record.start)
-            while left and (chunk := file.read(min(left, 1 << 20))):
-                crc, left = zlib.crc32(chunk, crc), left - len(chunk)
+        file.seek(record.start)
+        while left and (chunk := file.read(min(left, 1 << 20))):
+            crc, left = zlib.crc32(chunk, crc), left - len(chunk)
         if left or crc != record.crc:
             raise DamagedFileError(
                 f"{self.path} is damaged: {record.name} does not have the checksum noted for it (or PyTorch was told, "
@@ -232,7 +255,7 @@ class Archive:
         if self.dtypes.setdefault(key, stored) != stored:
             raise DamagedFileError(f"{self.path}: the pickle gives data/{key} two dtypes")
         check = functools.partial(self.verify, record)
-        tensor = functools.partial(StoredTensor, self.path, byteorder=self.byteorder, check=check, stored=stored)
+        tensor = functools.partial(StoredTensor, self.file, byteorder=self.byteorder, check=check, stored=stored)
         return Storage(record, stored, numel, tensor)
 
 

@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, file_not_found
+from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, UnchangedFile, file_not_found
 
 # safetensors' dtypes that NumPy can hold, and bfloat16, whose bits are read as uint16 and widened to float32.
 READABLE = {
@@ -50,7 +50,7 @@ def library() -> Any:
         safetensors.TensorSpec  # noqa: B018  (the interface of 0.8, which writes without a copy)
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            "checkpoints need the package safetensors, 0.8 or newer: pip install 'numpy-minimind[train]'"
+            "checkpoints need safetensors: pip install 'safetensors>=0.8' (or the extra train of numpy-minimind)"
         ) from error
     return safetensors
 
@@ -140,7 +140,7 @@ class StoredTensor:
 
     Parameters
     ----------
-    path : Path
+    file : UnchangedFile
     name : str
         For error messages.
     stored : str
@@ -152,21 +152,21 @@ class StoredTensor:
         In numbers, not bytes; by default row after row.
     byteorder : "<" or ">"
     check : callable, optional
-        Called before anything is read; raises when the file is not as it should be.
+        Called with the open file before anything of it is read; raises when it is not as it should be.
     """
 
     def __init__(
         self,
-        path: Path,
+        file: UnchangedFile,
         name: str,
         stored: str,
         start: int,
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None = None,
         byteorder: str = "<",
-        check: Callable[[], None] | None = None,
+        check: Callable[[BinaryIO], None] | None = None,
     ) -> None:
-        self.path, self.name, self.stored, self.start, self.shape = path, name, stored, start, shape
+        self.file, self.name, self.stored, self.start, self.shape = file, name, stored, start, shape
         self.strides = row_after_row(shape) if strides is None else strides
         self.byteorder, self.check = byteorder, check
 
@@ -177,12 +177,12 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """Return a new array, row after row in memory, bfloat16 as float32."""
-        if self.check is not None:
-            self.check()
         dtype = self.in_file
-        flat = np.fromfile(self.path, dtype, self._span(), offset=self.start)
-        if flat.size != self._span():
-            raise DamagedFileError(f"{self.path} is cut short: it ends inside {self.name}")
+        with self.file.open() as file:
+            if self.check is not None:
+                self.check(file)
+            file.seek(self.start)
+            flat = np.fromfile(file, dtype, self._span())
         # With a buffer, NumPy checks once more that shape and strides stay inside it.
         lying = np.ndarray(self.shape, dtype, flat, strides=[dtype.itemsize * stride for stride in self.strides])
         array = widen(lying) if self.stored == "BF16" else lying
@@ -210,7 +210,7 @@ class StoredTensor:
                 strides.append(stride * rows.step)
         rest = len(picks)
         whole, steps = (*shape, *self.shape[rest:]), (*strides, *self.strides[rest:])
-        return StoredTensor(self.path, self.name, self.stored, start, whole, steps, self.byteorder, self.check)
+        return StoredTensor(self.file, self.name, self.stored, start, whole, steps, self.byteorder, self.check)
 
 
 def row_after_row(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -240,8 +240,10 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
+        check_first_bytes(path, "a safetensors file")
+        unchanged = UnchangedFile(path)
         _check_header(path)
-        with open(path, "rb") as file:
+        with unchanged.open() as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         self.path = path
@@ -249,8 +251,9 @@ class TensorFile:
         for name, entry in header.items():
             if entry["dtype"] not in READABLE:
                 raise CheckpointError(f"{path}: {name} is stored as {entry['dtype']}, which is not supported")
+        start = 8 + length
         self.tensors = {
-            name: StoredTensor(path, name, entry["dtype"], 8 + length + entry["data_offsets"][0], tuple(entry["shape"]))
+            name: StoredTensor(unchanged, name, entry["dtype"], start + entry["data_offsets"][0], tuple(entry["shape"]))
             for name, entry in header.items()
         }
 
@@ -258,7 +261,6 @@ class TensorFile:
 def _check_header(path: Path) -> None:
     """Let the library check that the header is sound and that every tensor lies inside the file, none on another."""
     safetensors = library()
-    check_first_bytes(path, "a safetensors file")
     try:
         with safetensors.safe_open(path, framework="np"):
             pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +20,9 @@ from numpy_minimind.checkpoint.files import (
     DamagedFileError,
     PathLike,
     contents,
+    file_not_found,
+    model_folder,
     read_json,
-    resolve,
 )
 from numpy_minimind.checkpoint.pretrained_tokenizer import ROLES, PretrainedTokenizer, content
 
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+WEIGHTS = (".pth", ".bin", ".safetensors")  # beside a file of these a tokenizer may stand
 
 
 class Tokenizer(Protocol):
@@ -58,7 +59,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
-    """Load the tokenizer of a model folder, or a tokenizer.json.
+    """Load the tokenizer of a model folder or of a training run, the one beside a file of weights, or a tokenizer.json.
 
     Beside tokenizer.json may stand tokenizer_config.json and chat_template.jinja, whose template goes before that of
     the former. A file that `CharTokenizer.save` wrote needs NumPy alone, any other the package tokenizers.
@@ -70,7 +71,7 @@ def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
     DamagedFileError, CheckpointError
         Naming the file that cannot be used.
     """
-    file = _tokenizer_file(resolve(path), str(path))
+    file = _tokenizer_file(path)
     tokenizer = read_json(file)
     beside = file.with_name(TOKENIZER_CONFIG)
     config = read_json(beside) if beside.exists() else {}
@@ -86,19 +87,17 @@ def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
     return CharTokenizer(characters, bos_token=bos_token, add_bos_token=bool(config.get("add_bos_token", False)))
 
 
-def _tokenizer_file(path: Path, given: str) -> Path:
+def _tokenizer_file(given: PathLike) -> Path:
+    path = Path(given).expanduser()
     if path.is_file():
-        return path
+        if path.suffix not in WEIGHTS:
+            return path
+        path = path.parent
     if not path.is_dir():
-        raise FileNotFoundError(
-            errno.ENOENT, "there is no such tokenizer file or folder (nothing is downloaded)", given
-        )
-    file = path / TOKENIZER
+        raise file_not_found("there is no such tokenizer file or folder (nothing is downloaded)", given)
+    file = model_folder(path, TOKENIZER) / TOKENIZER
     if not file.exists():
-        hint = f"; did you mean {path / 'model'}?" if (path / "model" / TOKENIZER).exists() else ""
-        raise FileNotFoundError(
-            errno.ENOENT, f"no {TOKENIZER} in this folder, which holds {contents(path)}{hint}", given
-        )
+        raise file_not_found(f"no {TOKENIZER} in this folder, which holds {contents(path)}", path)
     return file
 
 

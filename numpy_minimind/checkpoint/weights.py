@@ -1,6 +1,7 @@
 """From whatever holds a model's weights to one tensor for each of its parameters, all checked and none read yet.
 
-A folder holds model.safetensors, or its shards and their index, or the same as pytorch_model.bin; a .pth stands alone.
+A folder holds model.safetensors, or its shards and their index, or the same as pytorch_model.bin, or a single .pth;
+a .pth may also stand alone.
 Experts may be stored one by one or fused.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 # Tables of rotary positions that older files hold; here they are computed from the config.
 COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cos|freqs_sin)")
+
+FUSED = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)")  # as transformers 5 holds experts
 
 MAX_FAULTS = 200  # a config may ask for a billion layers
 MAX_EXPERTS = 4096  # and a file may hold a billion experts without a number in any
@@ -43,32 +46,51 @@ def open_weights(path: Path) -> Tensors:
             return _open_file(path / name)
         if (path / (name + INDEX)).exists():
             return _open_shards(path / (name + INDEX))
+    files = sorted(path.glob("*.pth"))
+    if len(files) == 1:
+        return read_pth(files[0])
+    if files:
+        raise CheckpointError(f"{path} holds {len(files)} models, give one of them: {', '.join(map(str, files))}")
     raise missing(path, SAFETENSORS)
 
 
 def _open_file(path: Path) -> Tensors:
-    return TensorFile(path).tensors if path.suffix == ".safetensors" else read_pth(path)
+    tensors = TensorFile(path).tensors if path.suffix == ".safetensors" else read_pth(path)
+    _check_names(path, tensors)
+    return tensors
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Refuse a name that would steer the terminal on which an error shows it."""
+    for name in names:
+        if not name.isprintable():
+            raise CheckpointError(f"{path}: a tensor's name has unprintable characters, {name!r:.80}")
 
 
 def _open_shards(index: Path) -> Tensors:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
         raise CheckpointError(f"{index} has no weight_map from names to files")
+    _check_names(index, places)
     tensors: Tensors = {}
+    found: dict[str, str] = {}
     for shard in sorted(set(places.values())):
-        if Path(shard).name != shard:
+        if not shard or Path(shard).name != shard or not shard.isprintable():
             raise CheckpointError(f"{index} names {shard!r}, which is not a file of the same folder")
-        tensors.update(_open_file(index.with_name(shard)))
-    absent = [f"{name} (in {shard})" for name, shard in places.items() if name not in tensors]
-    if absent:
-        raise CheckpointError(f"{index} names tensors that the files lack: {', '.join(absent)}")
+        for name, tensor in _open_file(index.with_name(shard)).items():
+            if name in found:
+                raise CheckpointError(f"{index}: both {found[name]} and {shard} hold {name}: which one counts?")
+            tensors[name], found[name] = tensor, shard
+    wrong = [f"{name} (in {shard})" for name, shard in places.items() if found.get(name) != shard]
+    if wrong:
+        more = f" and {len(wrong) - MAX_FAULTS} more" if len(wrong) > MAX_FAULTS else ""
+        raise CheckpointError(f"{index} names tensors that the files lack: {', '.join(wrong[:MAX_FAULTS])}{more}")
     return tensors
 
 
 def missing(folder: Path, name: str) -> FileNotFoundError:
     """Return the error for a file that a model folder lacks."""
-    hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").exists() else ""
-    return file_not_found(f"no {name} in this folder, which holds {contents(folder)}{hint}", folder)
+    return file_not_found(f"no {name} in this folder, which holds {contents(folder)}", folder)
 
 
 # -- what a model needs ------------------------------------------------------------------------------------------
@@ -111,10 +133,11 @@ def fit(weights: Tensors, config: MiniMindConfig) -> Tensors:
     Raises
     ------
     ValueError
-        Listing everything that is missing, not expected, or of another shape or dtype, and a head that is not tied.
+        Listing everything that is missing, not expected, there twice, or of another shape or dtype, and a head that is
+        not tied.
     """
+    faults = [f"twice: {name}, alone and in a fused tensor" for name in _experts_twice(weights)]
     weights = {name: tensor for name, tensor in split_experts(weights).items() if not COMPUTED.fullmatch(name)}
-    faults = []
     if config.tie_word_embeddings and HEAD in weights:
         head = weights.pop(HEAD)
         if not _equal(head, weights.setdefault(TABLE, head)):
@@ -152,7 +175,7 @@ def split_experts(weights: Tensors) -> Tensors:
     """Take apart what transformers 5 fuses: ``gate_up_proj`` (E, 2F, D), gates first, and ``down_proj`` (E, D, F)."""
     split: Tensors = {}
     for name, tensor in weights.items():
-        fused = re.fullmatch(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)", name)
+        fused = FUSED.fullmatch(name)
         if fused is None or len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
             split[name] = tensor
             continue
@@ -165,6 +188,12 @@ def split_experts(weights: Tensors) -> Tensors:
                 split[f"{prefix}{e}.gate_proj.weight"] = tensor[e, : rows // 2]
                 split[f"{prefix}{e}.up_proj.weight"] = tensor[e, rows // 2 :]
     return split
+
+
+def _experts_twice(weights: Tensors) -> list[str]:
+    """Return the names of experts that are stored both one by one and fused."""
+    fused = split_experts({name: tensor for name, tensor in weights.items() if FUSED.fullmatch(name)})
+    return [name for name in fused if name in weights and not FUSED.fullmatch(name)]
 
 
 def fields_of(weights: Mapping[str, StoredTensor]) -> dict[str, int | bool]:

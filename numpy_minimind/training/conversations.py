@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.training.batches import IGNORE, Row
 from numpy_minimind.training.jsonl import type_name
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
-WHICH_TOKENIZER = (
-    "give --tokenizer bpe:N to train one of N tokens on the corpus, --tokenizer FOLDER, or --init-from MODEL"
-)
+WHICH_TOKENIZER = "give --tokenizer bpe:N (a new one, learned from this file), --tokenizer FOLDER, or --init-from MODEL"
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -35,7 +34,8 @@ def check_conversation(record: dict[str, Any]) -> None:
     conversation = record.get("conversations")
     if not isinstance(conversation, list):
         what = "no field" if "conversations" not in record else f"{type_name(conversation)} as"
-        raise ValueError(f'{what} "conversations", expected a list of messages')
+        hint = ' (it has "text": did you mean pretrain:FILE?)' if "text" in record else ""
+        raise ValueError(f'{what} "conversations", expected a list of messages{hint}')
     if not conversation:
         raise ValueError("an empty conversation")
     for number, message in enumerate(conversation, 1):
@@ -43,7 +43,7 @@ def check_conversation(record: dict[str, Any]) -> None:
             _check_message(message)
         except ValueError as error:
             raise ValueError(f"message {number}: {error}") from None
-    _list_of(record.get("tools"), "tools")
+    _check_tools(record.get("tools"))
     if not any(message["role"] == "assistant" for message in conversation):
         raise ValueError("no message of the assistant: there is nothing to learn")
 
@@ -63,7 +63,13 @@ def _check_message(message: Any) -> None:
         inner = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             raise ValueError("a tool call without the name of its function")
-    _list_of(message.get("tools"), "tools")
+    _check_tools(message.get("tools"))
+
+
+def _check_tools(tools: Any) -> None:
+    for tool in _list_of(tools, "tools"):
+        if not isinstance(tool, dict):
+            raise ValueError(f"tools holds {type_name(tool)}, expected objects")
 
 
 def _list_of(value: Any, field: str) -> list[Any]:
@@ -80,6 +86,24 @@ def _list_of(value: Any, field: str) -> list[Any]:
     return value
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse, before any row is made, a tokenizer that cannot write a conversation.
+
+    Raises
+    ------
+    ValueError
+        For one of characters, one without the marks of a turn, and one without a chat template.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        raise ValueError(
+            "a conversation needs marks for its turns, and this tokenizer has only characters: begin with a model "
+            "that was trained with --tokenizer bpe:N, or with MiniMind's"
+        )
+    _mark(tokenizer, BEGIN)
+    _mark(tokenizer, END)
+    tokenizer.apply_chat_template([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+
+
 def messages_and_tools(record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any] | None]:
     """Return what a chat template takes, of a record that `check_conversation` accepted.
 
@@ -91,11 +115,18 @@ def messages_and_tools(record: dict[str, Any]) -> tuple[list[dict[str, Any]], li
         message = {field: value for field, value in given.items() if value is not None and field != "tools"}
         message.setdefault("content", "")
         if "tool_calls" in message:
-            message["tool_calls"] = _list_of(message["tool_calls"], "tool_calls")
+            message["tool_calls"] = [_with_arguments(call) for call in _list_of(message["tool_calls"], "tool_calls")]
         if given["role"] == "system":
             tools = _list_of(given.get("tools"), "tools") or tools
         messages.append(message)
     return messages, tools or None
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with what it may leave out: a function without arguments is called with none."""
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_arguments(call["function"])}
+    return call if call.get("arguments") is not None else {**call, "arguments": {}}
 
 
 def render(record: dict[str, Any], tokenizer: Any) -> str:

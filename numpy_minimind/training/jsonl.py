@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.checkpoint.files import file_not_found
+
 BOM = b"\xef\xbb\xbf"
-SHOWN = 5  # bad lines that are described; all are counted
+SHOWN = 5  # reasons that are described; all bad lines are counted
 
 
-class BadLine(NamedTuple):
-    """A line that is left out."""
+class BadLines(NamedTuple):
+    """Lines that are left out for one reason."""
 
-    number: int  # counted from 1
+    number: int  # of the first, counted from 1
     reason: str
+    lines: int
+
+    def __str__(self) -> str:
+        if self.lines == 1:
+            return f"line {self.number}: {self.reason}"
+        return f"{self.lines:,} lines: {self.reason}, first line {self.number}"
 
 
 class JsonLines:
@@ -43,8 +51,8 @@ class JsonLines:
     ----------
     offsets : int64 (lines,)
         Where each good line begins.
-    bad : list of BadLine
-        The first few.
+    bad : dict of BadLines
+        By reason, the first few.
     n_bad : int
     fingerprint : str
         SHA-256 of what was read, as a rule the whole file.
@@ -52,15 +60,17 @@ class JsonLines:
     Raises
     ------
     ValueError
-        When there is no good line, saying what is wrong with the first ones.
+        When there is no good line, saying what is wrong with them.
     OSError
-        When the file cannot be read.
+        When the file is not there or cannot be read.
     """
 
     def __init__(self, path: str | Path, check: Callable[[dict[str, Any]], None], limit: int | None = None) -> None:
         self.path, self.check = Path(path).expanduser(), check
-        self.bad: list[BadLine] = []
+        self.bad: dict[str, BadLines] = {}
         self.n_bad = 0
+        if not self.path.exists():
+            raise file_not_found("there is no such file", path)
         offsets, digest, place = array("q"), hashlib.sha256(), 0
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -81,24 +91,29 @@ class JsonLines:
         self.offsets = np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64)
         self.fingerprint = digest.hexdigest()
         if not offsets:
-            raise ValueError(f"{self.path} has no line to train on: {self.complaint() or 'it is empty'}")
+            raise ValueError(f"{self.path} has no good line: {self.complaint() or 'it is empty'}")
 
     def _reject(self, number: int, reason: str) -> None:
         self.n_bad += 1
-        if len(self.bad) < SHOWN:
-            self.bad.append(BadLine(number, reason))
+        if reason in self.bad:
+            self.bad[reason] = self.bad[reason]._replace(lines=self.bad[reason].lines + 1)
+        elif len(self.bad) < SHOWN:
+            self.bad[reason] = BadLines(number, reason, 1)
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def complaint(self) -> str:
-        """Say how many lines are bad, and what is wrong with the first; empty when all are good."""
+        """Say how many lines are bad, and what is wrong with them; empty when all are good."""
         if not self.bad:
             return ""
-        listed = "; ".join(f"line {line.number}: {line.reason}" for line in self.bad)
-        more = f"; and {self.n_bad - len(self.bad):,} more" if self.n_bad > len(self.bad) else ""
+        first = next(iter(self.bad.values()))
+        if first.lines == self.n_bad > 1:
+            return f"{self.n_bad:,} bad lines: {first.reason}, first line {first.number}"
+        listed = "; ".join(map(str, self.bad.values()))
+        more = self.n_bad - sum(bad.lines for bad in self.bad.values())
         lines = "1 bad line" if self.n_bad == 1 else f"{self.n_bad:,} bad lines"
-        return f"{lines}: {listed}{more}"
+        return f"{lines}: {listed}" + (f"; and {more:,} more" if more else "")
 
     def read(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         """Return the objects of these good lines (counted from 0), in the order asked for.
@@ -119,6 +134,11 @@ class JsonLines:
                 except ValueError:
                     raise ValueError(f"{self.path} was changed while it was in use: begin again") from None
         return records
+
+    def count(self) -> int:
+        """Return how many lines the file has, good and bad; blank ones are passed over."""
+        with open(self.path, "rb") as file:
+            return sum(not line.isspace() for line in file)
 
     def line_number(self, i: int) -> int:
         """Return which line of the file, counted from 1, good line i is."""

@@ -3,12 +3,19 @@
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, DamagedFileError, PretrainedTokenizer
+from numpy_minimind.checkpoint import (
+    CharTokenizer,
+    CheckpointError,
+    DamagedFileError,
+    PretrainedTokenizer,
+    template_sandbox,
+)
 from numpy_minimind.checkpoint import load_tokenizer as load
 
 pytest.importorskip("tokenizers")
@@ -190,7 +197,7 @@ def test_without_a_template(bpe: PretrainedTokenizer) -> None:
 
 def test_without_jinja_the_extra_is_named(bpe: PretrainedTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install 'numpy-minimind\[interop\]'"):
+    with pytest.raises(ImportError, match=r"pip install jinja2 \(or the extra interop of numpy-minimind\)"):
         bpe.apply_chat_template([U("x")])
 
 
@@ -213,16 +220,16 @@ def test_without_jinja_the_extra_is_named(bpe: PretrainedTokenizer, monkeypatch:
         ("{% for i in range(10 ** 9) %}{% endfor %}", "powers"),
         ("{% for i in range(1000000000) %}{% endfor %}", "Range too big"),
         ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "more than 100,000 turns"),
-        ("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "writes more than"),
-        ("{{ 'x' * 99999999999 }}", "makes a text or a list of more than"),
-        ("{{ 99999999999 * [0] }}", "makes a text or a list of more than"),
+        ("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "makes texts and lists"),
+        ("{{ 'x' * 99999999999 }}", "makes texts and lists"),
+        ("{{ 99999999999 * [0] }}", "makes texts and lists"),
         (
             "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-            "makes a text",
+            "makes texts and lists",
         ),
         (
             "{% set n = namespace(x='xx') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
-            "makes a text",
+            "makes texts and lists",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
@@ -232,7 +239,98 @@ def test_a_wrong_template_is_an_error_that_names_it(bpe: PretrainedTokenizer, te
         with_template(bpe, template).apply_chat_template([U("x")])
 
 
-@pytest.mark.parametrize("trick", ["'{0.__class__}'.format(1)", "raise_exception.__globals__", "messages['pop']"])
+HUGE = {
+    "'a'.center(3000000000)": "'center' of 'str' object is unsafe",
+    "'a'.ljust(3000000000)": "'ljust'",
+    "'1'.zfill(3000000000)": "'zfill'",
+    "'\t'.expandtabs(3000000000)": "'expandtabs'",
+    "'a'.translate({97: 'b' * 60000})": "'translate'",
+    "'{:3000000000}'.format(1)": "'format' of 'str' object is unsafe",
+    "'{0.__class__}'.format(1)": "'format'",
+    "'%3000000000d' % 1": "formats a text with %",
+    "'%3000000000d' | format(1)": "No filter named 'format'",
+    "'a' | center(3000000000)": "No filter named 'center'",
+    "'a' | attr('center')": "No filter named 'attr'",
+    "['a'] | map('center', 3000000000) | join": "No filter named 'center'",
+    "[1] | batch(1000000000, 'x') | list": "No filter named 'batch'",
+    "[1] | slice(1000000000) | list": "No filter named 'slice'",
+    "[[1]] | sum(start=[])": "No filter named 'sum'",
+    "'a' | indent(3000000000, true)": "No filter named 'indent'",
+    "1.5 | round(1000000000, 'ceil')": "No filter named 'round'",
+    "lipsum(n=1000000)": "'lipsum' is undefined",
+    "messages | tojson(indent=500000000)": "indent or separators of more than 16",
+    "messages | tojson(separators=(',' * 9999, ':'))": "indent or separators of more than 16",
+    "strftime_now('%999999999d')": "asks for the date in the form '%999999999d'",
+    "99999 * 99999 * 99999 * 99999 * 99999": "numbers of more than 64 bits",
+    "('a' * 99999).replace('a', 'b' * 99999)": "makes texts and lists",
+    "('a' * 99999) | replace('a', 'b' * 99999)": "makes texts and lists",
+    "('a' * 99999).join(range(9999) | map('string'))": "makes texts and lists",
+    "range(9999) | join('a' * 99999)": "makes texts and lists",
+    "('a ' * 30000000).split()": "makes texts and lists",
+    "('a' * 30000000) | list": "makes texts and lists",
+}
+GROWING = {
+    "n.x.replace('x', 'xxxxxxxxxx')": "makes texts and lists",
+    "[n.x, n.x] | join": "makes texts and lists",
+    "n.x * 2": "makes texts and lists",
+    "[n.x, n.x]": "makes texts and lists",  # nested twofold, forty times: a trillion when written
+    "{'a': n.x, 'b': n.x}": "makes texts and lists",
+    "dict(a=n.x, b=n.x)": "makes texts and lists",
+}
+
+
+@pytest.mark.parametrize(("expression", "message"), HUGE.items())
+def test_what_would_be_huge_is_refused_before_it_is_made(
+    bpe: PretrainedTokenizer, expression: str, message: str
+) -> None:
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=rf"the chat template of mine .*{message}"):
+        with_template(bpe, f"{{{{ {expression} }}}}").apply_chat_template([U("x")])
+    assert tracemalloc.get_traced_memory()[1] < 80_000_000
+    tracemalloc.stop()
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that are soon reached."""
+    monkeypatch.setattr(template_sandbox, "MAX_WORK", 2**23)
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 5000)
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(("expression", "message"), GROWING.items())
+def test_what_grows_from_turn_to_turn_is_refused(bpe: PretrainedTokenizer, expression: str, message: str) -> None:
+    loop = f"{{% set n = namespace(x='xx') %}}{{% for i in range(40) %}}{{% set n.x = {expression} %}}{{% endfor %}}"
+    with pytest.raises(CheckpointError, match=message):
+        with_template(bpe, loop).apply_chat_template([U("x")])
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for i in range(9999) %}{% for j in range(9999) if j < 0 %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_what_takes_no_end_of_turns_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
+    with pytest.raises(CheckpointError, match="loops and macros take more than 5,000 turns"):
+        with_template(bpe, template).apply_chat_template([U("x")])
+
+
+@pytest.mark.usefixtures("narrow")
+def test_what_looks_through_lists_without_end_is_refused(bpe: PretrainedTokenizer) -> None:
+    endless = "{% for i in range(9999) %}{{ range(9999) | select('none') | list | length }}{% endfor %}"
+    with pytest.raises(CheckpointError, match="makes texts and lists"):
+        with_template(bpe, endless).apply_chat_template([U("x")])
+
+
+def test_a_long_conversation_is_within_the_bounds(bpe: PretrainedTokenizer) -> None:
+    messages = [m for _ in range(1000) for m in (U("question " * 50), A("<think>\nx\n</think>\n\n" + "answer " * 50))]
+    assert bpe.apply_chat_template(messages).count("<|im_end|>") == 2000
+
+
+@pytest.mark.parametrize("trick", ["raise_exception.__globals__", "messages['pop']"])
 def test_what_lies_behind_an_object_is_nothing_to_a_template(bpe: PretrainedTokenizer, trick: str) -> None:
     assert with_template(bpe, f"[{{{{ {trick} }}}}]").apply_chat_template([U("x")]) == "[]"
 

@@ -19,10 +19,10 @@ pytest.importorskip("safetensors")
 import safetensors.numpy
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM, from_pretrained, save_pretrained
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, DamagedFileError, load_tokenizer
+from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, DamagedFileError, load_tokenizer, pretrained
 from numpy_minimind.checkpoint.huggingface import huggingface_config, transformers_scaling
 from numpy_minimind.checkpoint.tensors import TensorFile, bfloat16_bits, stored_as, widen, write_tensors
-from numpy_minimind.checkpoint.weights import parameter_shapes
+from numpy_minimind.checkpoint.weights import open_weights, parameter_shapes
 from numpy_minimind.layers.rope import rope_frequencies
 
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
@@ -201,10 +201,14 @@ def test_an_edited_config_counts(tmp_path: Path) -> None:
     edit_config(folder, rms_norm_eps=1e-5, eos_token_id=7)
     config = from_pretrained(folder).config
     assert (config.rms_norm_eps, config.eos_token_id, config.num_experts) == (1e-5, 7, 9)
-    edit_config(folder, rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32})
-    scaling = from_pretrained(folder).config.rope_scaling
-    assert scaling is not None
-    assert scaling["factor"] == 2.0
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    edit_config(folder, rope_scaling=scaling)
+    with pytest.raises(
+        CheckpointError, match=r"rope_scaling\.factor = 2\.0 and rope_parameters\.factor = 4 contradict"
+    ):
+        from_pretrained(folder)
+    edit_config(folder, rope_parameters=scaling)
+    assert from_pretrained(folder).config.rope_scaling == scaling
 
 
 @pytest.mark.parametrize("theta", [4.0, 9.0, 1e4])
@@ -296,6 +300,15 @@ def test_fused_experts(tmp_path: Path, container: str, dtype: str) -> None:
         assert np.array_equal(array, widen(stored) if dtype == "bfloat16" else stored.astype(np.float32)), name
 
 
+def test_experts_both_alone_and_fused_are_refused(tmp_path: Path) -> None:
+    save_pretrained(model(use_moe=True), tmp_path / "m")
+    fused = np.zeros((7, 16, 12), np.float32)
+    rewrite(tmp_path / "m", lambda t: t.update({"model.layers.0.mlp.experts.down_proj": fused}))
+    message = r"twice: model\.layers\.0\.mlp\.experts\.6\.down_proj\.weight, alone and in a fused tensor"
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(tmp_path / "m")
+
+
 def test_fused_experts_of_another_shape_are_named(tmp_path: Path) -> None:
     m = model(use_moe=True)
     save_pretrained(m, tmp_path)
@@ -347,6 +360,9 @@ def test_shards_of_pytorch(tmp_path: Path) -> None:
         ({}, "has no weight_map"),
         ({"weight_map": {"a": 1}}, "has no weight_map"),
         ({"weight_map": {"a": "../model.safetensors"}}, "not a file of the same folder"),
+        ({"weight_map": {"a": ""}}, "names '', which is not a file of the same folder"),
+        ({"weight_map": {"a": "\x1b[2J"}}, r"names '\\x1b\[2J', which is not a file of the same folder"),
+        ({"weight_map": {"\x1b[2J": "one.safetensors"}}, r"name has unprintable characters, '\\x1b\[2J'"),
         ({"weight_map": {"a": "one.safetensors"}}, r"names tensors that the files lack: a \(in one\.safetensors\)"),
     ],
 )
@@ -357,9 +373,71 @@ def test_bad_indices(saved: Path, index: dict[str, Any], message: str) -> None:
         from_pretrained(saved)
 
 
+def in_two_shards(saved: Path, places: dict[str, str], extra: str | None = None) -> None:
+    """Put the embedding into a.safetensors (and `extra` too), the rest into b; `places` changes the index."""
+    tensors = safetensors.numpy.load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    first = {name for name in tensors if name in ("model.embed_tokens.weight", extra)}
+    safetensors.numpy.save_file({name: tensors[name] for name in first}, saved / "a.safetensors")
+    rest = {name: array for name, array in tensors.items() if name not in first or name == extra}
+    safetensors.numpy.save_file(rest, saved / "b.safetensors")
+    index = {**dict.fromkeys(rest, "b.safetensors"), **dict.fromkeys(first, "a.safetensors"), **places}
+    (saved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}), "utf-8")
+
+
+def test_a_tensor_in_two_shards_is_refused(saved: Path) -> None:
+    in_two_shards(saved, {}, extra="model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"both a\.safetensors and b\.safetensors hold model\.norm\.weight"):
+        from_pretrained(saved)
+
+
+def test_a_tensor_in_another_shard_than_the_index_says_is_refused(saved: Path) -> None:
+    in_two_shards(saved, {"model.norm.weight": "a.safetensors"})
+    with pytest.raises(CheckpointError, match=r"that the files lack: model\.norm\.weight \(in a\.safetensors\)"):
+        from_pretrained(saved)
+
+
+def test_a_name_that_would_steer_a_terminal_is_shown_as_what_it_is(saved: Path) -> None:
+    rewrite(saved, lambda t: t.update({"\x1b[2Jevil": np.zeros(1, np.float32)}))
+    with pytest.raises(CheckpointError, match=r"name has unprintable characters, '\\x1b\[2Jevil'"):
+        from_pretrained(saved)
+
+
+# -- a load that a save overtakes --------------------------------------------------------------------------------
+
+
+def test_a_load_that_a_save_overtakes_mixes_no_models(saved: Path) -> None:
+    tensors = open_weights(saved)
+    assert np.array_equal(tensors["model.norm.weight"].read(), model().state_dict()["model.norm.weight"])
+    save_pretrained(model(seed=3), saved)
+    with pytest.raises(
+        DamagedFileError, match=r"model\.safetensors was replaced or changed while it was read: load it"
+    ):
+        tensors["model.embed_tokens.weight"].read()
+
+
+def test_the_config_is_that_of_the_weights(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(place: Path) -> Any:
+        save_pretrained(model(rms_norm_eps=1e-3), saved)
+        return open_weights(place)
+
+    monkeypatch.setattr(pretrained, "open_weights", overtaken)
+    with pytest.raises(DamagedFileError, match="was replaced or changed while it was read"):
+        from_pretrained(saved)
+
+
 def test_an_equal_head_of_a_tied_model_is_accepted(saved: Path) -> None:
     rewrite(saved, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
     assert same_weights(from_pretrained(saved), model())
+
+
+def test_an_equal_head_may_hold_what_equals_nothing(saved: Path) -> None:
+    def spoil(t: dict[str, np.ndarray]) -> None:
+        t["model.embed_tokens.weight"][2, 3] = np.nan
+        t["lm_head.weight"] = t["model.embed_tokens.weight"].copy()
+
+    rewrite(saved, spoil)
+    assert np.isnan(from_pretrained(saved).model.embed_tokens.weight.data[2, 3])
 
 
 def test_the_head_alone_of_a_tied_model_is_accepted(saved: Path) -> None:
@@ -545,7 +623,7 @@ def test_a_file_cut_short_after_it_was_opened(saved: Path) -> None:
     weights = saved / "model.safetensors"
     tensors = TensorFile(weights).tensors
     weights.write_bytes(weights.read_bytes()[:2000])
-    with pytest.raises(DamagedFileError, match=r"model\.safetensors is cut short: it ends inside model\.norm\.weight"):
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors was replaced or changed while it was read"):
         tensors["model.norm.weight"].read()
 
 
@@ -584,11 +662,23 @@ def test_missing_folders_and_files(saved: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         with pytest.raises(CheckpointError, match="is a file, expected the folder that holds it"):
             from_pretrained(saved / name)
-    with pytest.raises(FileNotFoundError, match=rf"no config\.json .* holds model; did you mean .*{saved.name}\?"):
-        from_pretrained(saved.parent)
+    with pytest.raises(FileNotFoundError, match=r"no config\.json .* holds m, n$"):
+        (saved.parent / "n").touch()
+        from_pretrained(saved.rename(saved.with_name("m")).parent)
+    saved = saved.with_name("m")
     (saved / "model.safetensors").rename(saved / "model.gguf")
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .* holds config\.json, model\.gguf$"):
         from_pretrained(saved)
+
+
+def test_the_folder_of_a_training_run_stands_for_its_model(saved: Path) -> None:
+    assert saved.name == "model"
+    CharTokenizer("ab").save(saved)
+    ids = np.array([[1, 2]])
+    assert np.array_equal(from_pretrained(saved.parent)(ids), from_pretrained(saved)(ids))
+    assert load_tokenizer(saved.parent).encode("ab") == [3, 4]
+    CharTokenizer("xyz").save(saved.parent)  # a folder's own file goes before
+    assert load_tokenizer(saved.parent).encode("xyz") == [3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -641,7 +731,7 @@ def test_a_failed_save_leaves_the_older_model(saved: Path, monkeypatch: pytest.M
 
 def test_without_safetensors_the_extra_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r"pip install 'numpy-minimind\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'safetensors>=0.8' \(or the extra train of numpy-minimind\)"):
         from_pretrained(saved)
 
 

@@ -182,15 +182,30 @@ def test_the_config_beside_a_pth_is_read(tmp_path: Path) -> None:
     assert np.array_equal(from_pretrained(path)(ids), m(ids))
 
 
+def test_a_folder_with_one_pth_is_a_model_and_with_two_none(tmp_path: Path) -> None:
+    m = model_of(np.float32)
+    path = written(tmp_path / "full_sft_768.pth", m, "float32")
+    (tmp_path / "config.json").write_text(json.dumps(m.config.to_dict() | {"model_type": "minimind"}), "utf-8")
+    ids = np.arange(6).reshape(1, 6)
+    assert np.array_equal(from_pretrained(tmp_path)(ids), m(ids))
+    written(tmp_path / "pretrain_768.pth", m, "float32")
+    with pytest.raises(CheckpointError, match=r"holds 2 models, give one of them: .*full_sft_768\.pth, .*pretrain_768"):
+        from_pretrained(tmp_path)
+    assert np.array_equal(from_pretrained(path)(ids), m(ids))
+
+
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
 def test_without_a_config_the_error_says_what_to_give(tmp_path: Path, fields: dict[str, Any]) -> None:
     m = model_of(np.float32, **fields)
     path = written(tmp_path / "m.pth", m)
     with pytest.raises(CheckpointError, match=r"m\.pth has no config\.json beside it") as caught:
         from_pretrained(path)
-    told = str(caught.value).partition("config=MiniMindConfig(")[2].partition(")")[0]
-    given = dict(part.split("=") for part in told.split(", "))
-    assert all(str(getattr(m.config, name)) == value for name, value in given.items())
+    told = str(caught.value).split("\n")[1].strip()  # a line of its own, to be copied
+    given = json.loads(told)
+    assert given.pop("model_type") == "minimind"
+    assert all(getattr(m.config, name) == value for name, value in given.items())
+    (tmp_path / "config.json").write_text(told, "utf-8")
+    assert from_pretrained(path).config.hidden_size == m.config.hidden_size
     names = {"hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
     assert given.keys() == names | (
         {"use_moe", "num_experts", "moe_intermediate_size"} if fields else {"intermediate_size"}
@@ -199,7 +214,7 @@ def test_without_a_config_the_error_says_what_to_give(tmp_path: Path, fields: di
 
 
 def test_without_a_config_and_without_known_names(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"give config=MiniMindConfig\(hidden_size=\.\.\."):
+    with pytest.raises(CheckpointError, match=r'\n  {"model_type": "minimind", "hidden_size": 768,'):
         from_pretrained(write_pth(tmp_path / "m.pth", {"lora.A.weight": np.zeros((2, 2), np.float16)}))
 
 

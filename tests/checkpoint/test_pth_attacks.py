@@ -15,7 +15,7 @@ import pytest
 from torch_files import ORDERED_DICT, members_of, number, pickle_of, storage, tensor, text, tuple_of, write_pth, zip_of
 
 from numpy_minimind import MiniMindConfig, from_pretrained
-from numpy_minimind.checkpoint import CheckpointError, DamagedFileError, UnsafeFileError, read_pth
+from numpy_minimind.checkpoint import CheckpointError, DamagedFileError, UnsafeFileError, pth, read_pth
 
 HALF = storage(b"HalfStorage", "0", 6)
 RECORDS = {"0": np.arange(6, dtype=np.float16).tobytes()}
@@ -472,7 +472,16 @@ def test_files_cut_short(file: Path, part: float) -> None:
 def test_a_file_cut_short_after_it_was_opened(file: Path) -> None:
     tensors = read_pth(write_pth(file, {"w": np.arange(5000, dtype=np.float16)}))
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(DamagedFileError, match=r"evil\.pth is damaged"):
+    with pytest.raises(DamagedFileError, match=r"evil\.pth was replaced or changed while it was read"):
+        tensors["w"].read()
+
+
+def test_a_file_replaced_after_it_was_opened(file: Path) -> None:
+    tensors = read_pth(write_pth(file, {"w": np.zeros(5, np.float16), "b": np.zeros(2, np.float16)}))
+    assert np.array_equal(tensors["w"].read(), np.zeros(5))
+    other = write_pth(file.with_name("other"), {"w": np.ones(5, np.float16), "b": np.ones(2, np.float16)})
+    other.replace(file)
+    with pytest.raises(DamagedFileError, match=r"evil\.pth was replaced or changed while it was read: load it again"):
         tensors["w"].read()
 
 
@@ -484,6 +493,30 @@ def test_one_flipped_bit_among_the_numbers_is_noticed(file: Path) -> None:
     assert np.array_equal(tensors["b"].read(), [0, 0])
     with pytest.raises(DamagedFileError, match=r"data/0 does not have the checksum noted for it"):
         tensors["w"].read()
+
+
+def test_a_zip_file_of_many_members_is_refused_before_they_are_looked_at(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pth.MAX_MEMBERS == 20_000  # which take long to write
+    monkeypatch.setattr(pth, "MAX_MEMBERS", 500)
+    file.write_bytes(zip_of(members_of(SOUND, RECORDS) + [(f"m/{i:x}", b"") for i in range(500)]))
+    with pytest.raises(UnsafeFileError, match=r"has 50\d members, more than 500"):
+        read_pth(file)
+
+
+def test_an_endless_table_of_members_is_not_read(file: Path) -> None:
+    """All of its entries are one, without end: two megabytes of it are ten times what torch.save needs."""
+    whole = zip_of([("m/a", b"")])
+    begin, end = whole.index(b"PK\x01\x02"), whole.index(b"PK\x05\x06")
+    table = whole[begin:end] * 50_000
+    counts = struct.pack("<HHHHIIH", 0, 0, 50_000, 50_000, len(table), begin, 0)
+    file.write_bytes(whole[:begin] + table + b"PK\x05\x06" + counts)
+    tracemalloc.start()
+    with pytest.raises(UnsafeFileError, match=r"table of its members has more than 2,097,152 bytes"):
+        read_pth(file)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 # -- at random ---------------------------------------------------------------------------------------------------

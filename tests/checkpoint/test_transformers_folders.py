@@ -3,6 +3,7 @@
 Full-size models are slow tests, and each is loaded in a process of its own, whose memory is measured.
 """
 
+import copy
 import json
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from numpy_minimind import MiniMindConfig, from_pretrained, save_pretrained
 from numpy_minimind.config import REFUSED
+from numpy_minimind.layers.rope import rope_frequencies
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -260,6 +262,40 @@ def check(path: Path, model: Any, ids: np.ndarray, folder: Path, label: str) -> 
     )
     assert_same_logits(logits, expected)
     assert measured["peak"] <= 1.2 * measured["weights"]
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 5000.0},
+        {"rope_parameters": {"rope_theta": 5000.0}},
+        {"rope_theta": 5000.0, "rope_scaling": {"rope_type": "yarn", **YARN}},
+        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **YARN}},  # the old name
+        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1.0}},
+        {"rope_parameters": {"type": "yarn", "rope_theta": 5000.0, **YARN, "beta_slow": 2.0}},
+        {
+            "rope_theta": 5000.0,
+            "rope_scaling": {"type": "yarn", **YARN},
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, **YARN},
+        },
+    ],
+)
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3Moe"])
+def test_rotations_are_spelled_as_transformers_reads_them(kind: str, spelling: dict[str, Any]) -> None:
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    fields = {name: value for name, value in SMALL.items() if name != "rope_parameters"}
+    theirs = Qwen3RotaryEmbedding(getattr(transformers, f"{kind}Config")(**fields, **copy.deepcopy(spelling)))
+    model_type = {"Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe"}[kind]
+    config = MiniMindConfig.from_dict({"model_type": model_type, **fields, **spelling})
+    frequencies, factor = rope_frequencies(
+        config.head_dim or 0, config.rope_theta, config.rope_scaling, config.max_position_embeddings
+    )
+    np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
+    assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
 @pytest.mark.slow

@@ -218,6 +218,7 @@ def test_tools_and_calls_may_be_json_or_strings_of_json():
         ([turn("assistant", "x", tool_calls=["f"])], "a tool call without the name"),
         ([turn("system", "x", tools="nonsense"), turn("assistant", "x")], "message 1: tools is a string that is not"),
         ([turn("system", "x", tools="3"), turn("assistant", "x")], "message 1: tools is a number, expected a list"),
+        ([turn("system", "x", tools="[1]"), turn("assistant", "x")], "message 1: tools holds a number, expected obj"),
         ([turn("user", "x")], "no message of the assistant"),
     ],
 )
@@ -231,6 +232,24 @@ def test_fields_that_are_missing_or_of_another_type_are_named():
         check_conversation({"text": "x"})
     with pytest.raises(ValueError, match="tools is an object"):
         check_conversation({"conversations": [turn("assistant", "x")], "tools": {"a": 1}})
+    for tools in ([None], ["x"], "[[1]]"):
+        with pytest.raises(ValueError, match=r"tools holds (null|a string|a list), expected objects"):
+            check_conversation({"conversations": [turn("assistant", "x")], "tools": tools})
+
+
+@pytest.mark.parametrize("call", [{"name": "f"}, {"function": {"name": "f"}}, {"name": "f", "arguments": None}])
+def test_a_call_without_arguments_is_one_with_none(tokenizer, call):
+    record = {"conversations": [turn("user", "q"), turn("assistant", "", tool_calls=[call])]}
+    check_conversation(record)
+    assert '{"name": "f", "arguments": {}}' in render(record, tokenizer)
+    assert (conversation_row(record, tokenizer, 400).labels != IGNORE).any()
+
+
+def test_an_answer_ends_at_a_typed_mark_whose_line_break_is_one_token_with_a_space(tokenizer):
+    record = {"conversations": [turn("user", "q"), turn("assistant", "a<|im_end|>\n b")]}
+    row = conversation_row(record, tokenizer, 400)
+    learned = tokenizer.decode([i for i in row.labels if i != IGNORE], skip_special_tokens=False)
+    assert learned.rstrip(" ").endswith("a<|im_end|>\n")
 
 
 def test_a_tokenizer_that_has_no_template_or_no_marks_says_what_to_give():

@@ -57,7 +57,8 @@ def test_marks_line_ends_and_blank_lines_do_not_matter(tmp_path):
 def test_a_bad_line_is_named_by_its_number_and_the_rest_is_used(tmp_path, line, reason):
     lines = lines_of(tmp_path, b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     assert texts(lines) == ["a", "b"] and lines.n_bad == 1
-    assert lines.bad[0].number == 3 and reason in lines.bad[0].reason
+    (bad,) = lines.bad.values()
+    assert bad.number == 3 and bad.lines == 1 and reason in bad.reason
     assert lines.complaint().startswith("1 bad line: line 3: ")
 
 
@@ -65,18 +66,33 @@ def test_a_whole_character_may_be_spelled_in_halves():
     assert parse(rb'{"text": "\ud83d\ude00 \u4f60"}') == {"text": "😀 你"}
 
 
-def test_many_bad_lines_are_counted_and_a_few_described(tmp_path):
-    lines = lines_of(tmp_path, b"{}\n" * 2345 + b'{"text": "a"}\n')
-    assert lines.n_bad == 2345 and len(lines.bad) == SHOWN == 5
-    assert lines.complaint().startswith("2,345 bad lines: line 1: no text; line 2: no text;")
-    assert lines.complaint().endswith("line 5: no text; and 2,340 more")
+def test_bad_lines_of_one_reason_are_named_together(tmp_path):
+    lines = lines_of(tmp_path, b'{"text": "a"}\n' + b"{}\n" * 2345 + b"[]\n")
+    assert lines.n_bad == 2346 and lines.count() == 2347
+    reasons = "2,345 lines: no text, first line 2; line 2347: holds a list, expected an object"
+    assert lines.complaint() == f"2,346 bad lines: {reasons}"
+    lines = lines_of(tmp_path, b'{"text": "a"}\n' + b"{}\n" * 400)
+    assert lines.complaint() == "400 bad lines: no text, first line 2"
+
+
+def test_of_many_reasons_a_few_are_described_and_all_lines_counted(tmp_path):
+    many = b"".join(b'{"text": ' + b" " * i + b"}\n" for i in range(9))
+    lines = lines_of(tmp_path, many + b'{"text": "a"}\n' + many[:11])
+    assert lines.n_bad == 10 and len(lines.bad) == SHOWN == 5
+    assert lines.complaint().startswith("10 bad lines: 2 lines: not JSON (Expecting value at character 10), first line")
+    assert lines.complaint().endswith("at character 14); and 4 more")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^.*nope\.jsonl: there is no such file$"):
+        JsonLines(tmp_path / "nope.jsonl", check)
 
 
 @pytest.mark.parametrize(
     ("data", "message"), [(b"", "it is empty"), (b"\n \n", "it is empty"), (b"{}\n", "line 1: no text")]
 )
 def test_a_file_without_a_good_line_is_an_error(tmp_path, data, message):
-    with pytest.raises(ValueError, match=rf"file\.jsonl has no line to train on: .*{message}"):
+    with pytest.raises(ValueError, match=rf"file\.jsonl has no good line: .*{message}"):
         lines_of(tmp_path, data)
 
 
