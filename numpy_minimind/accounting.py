@@ -1,7 +1,8 @@
 """What a model costs: parameters, floating-point operations, bytes; by formula, and by counting real arrays.
 
-The letters are those of docs/en/notation.md. Formulas count what this implementation does, not a textbook ideal:
-attention computes the scores above the diagonal too, and masks them.
+The letters are those of docs/en/notation.md. Bytes are those of this implementation: the largest moment of a training
+step, which docs/en/memory.md compares with what a step really takes. Operations follow the convention of the
+literature, so that a number of FLOP/s can be compared with others' (see `flops`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from typing import Any
 from numpy_minimind.backend import get_array_module
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
+from numpy_minimind.layers.flash_attention import FlashAttention
+from numpy_minimind.layers.linear_cross_entropy import CHUNK
+from numpy_minimind.model import LONG
+
+IDS = 8  # bytes of an id, or of an index
 
 
 def parameters(config: MiniMindConfig) -> dict[str, Any]:
@@ -49,6 +55,11 @@ def flops(config: MiniMindConfig, batch: int, tokens: int) -> dict[str, Any]:
     feed-forward :math:`2 \cdot 3DF` (k experts: k times, and the router 2ED), head 2DV. Backward twice that: a product
     for the gradient of each factor. Element-wise work is not counted.
 
+    By the usual convention every query counts with all T keys, also those in its future. `ScaledDotProduct` does just
+    that. `FlashAttention` leaves out the blocks above the diagonal, nearly half of the attention's products for a long
+    text, and computes the scores a second time in backward; with checkpoint_activations the blocks' forward is done
+    twice. Neither changes this count, which is that of the task, not of the way.
+
     Returns
     -------
     dict
@@ -67,7 +78,14 @@ def flops(config: MiniMindConfig, batch: int, tokens: int) -> dict[str, Any]:
     return {"forward": forward, "backward": 2 * forward, "by_module": by_module}
 
 
-def memory(config: MiniMindConfig, batch: int, tokens: int, bytes_per_number: int = 4) -> dict[str, int]:
+def memory(
+    config: MiniMindConfig,
+    batch: int,
+    tokens: int,
+    bytes_per_number: int = 4,
+    threads: int = 1,
+    checkpoint_activations: bool = False,
+) -> dict[str, int]:
     """Count bytes by formula.
 
     Parameters
@@ -77,50 +95,112 @@ def memory(config: MiniMindConfig, batch: int, tokens: int, bytes_per_number: in
         B and T.
     bytes_per_number : int
         4 for float32.
+    threads : int
+        That share the batch by rows. Each has gradients of its own.
+    checkpoint_activations : bool
+        Whether a block keeps its input alone and is computed again on the way back.
 
     Returns
     -------
     dict
-        `weights`; `gradients` and `moments` of AdamW; `activations`, what the forward saves for the backward, the
-        loss's probabilities included; `training`, the sum of these; `kv_cache` of T tokens; `kv_cache_per_token` of
-        one row; `inference`, weights and cache. Temporaries of the layer at work come on top.
+        `weights`; `gradients` and `moments` of AdamW; `activations`, what `loss_and_grad` keeps from forward to
+        backward, with checkpoint_activations the one block that is computed again included; `working`, the
+        temporaries of the layer at work, where they are largest; `training`, the sum of these: the peak of a step.
+        `kv_cache` of T tokens; `kv_cache_per_token` of one row; `inference`, weights and cache.
     """
     weights = parameters(config)["total"] * bytes_per_number
+    threads = min(threads, batch)
+    parts = [(i + 1) * batch // threads - i * batch // threads for i in range(threads)]
+    pairs = [_activations(config, rows, tokens, bytes_per_number, checkpoint_activations) for rows in parts]
+    activations, working = (sum(numbers) for numbers in zip(*pairs))
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * _letters(config)["H"] * bytes_per_number
-    activations = _saved_bytes(config, batch, tokens, bytes_per_number)
     return {
         "weights": weights,
-        "gradients": weights,
+        "gradients": threads * weights,
         "moments": 2 * weights,
         "activations": activations,
-        "training": 4 * weights + activations,
+        "working": working,
+        "training": (3 + threads) * weights + activations + working,
         "kv_cache": batch * tokens * per_token,
         "kv_cache_per_token": per_token,
         "inference": weights + batch * tokens * per_token,
     }
 
 
-def _saved_bytes(config: MiniMindConfig, B: int, T: int, size: int) -> int:
-    """Bytes of everything `saved` holds, field by field in the order of the layers."""
+def _activations(config: MiniMindConfig, B: int, T: int, size: int, checkpoint: bool) -> tuple[int, int]:
+    """Return the bytes of (what is kept from forward to backward, the temporaries on top of it where they peak).
+
+    There are two moments at which a step may be largest: in the head, when all blocks have saved what they save, and
+    in the last block on the way back. What is kept is counted at the larger of the two.
+    """
+    D, L, V = (_letters(config)[name] for name in "DLV")
+    M = B * T
+    block = _block_saved_bytes(config, B, T, size)
+    ends = M * (2 * D + 1) * size + 2 * M * IDS  # final norm: x and r, hidden or its gradient; ids and targets
+    table = T * T if T < LONG else 0  # visible
+    kept = ends + T * _letters(config)["H"] * size  # cos and sin, once for all rows and layers
+    kept += L * M * D * size + table if checkpoint else L * block
+    again = block - M * D * size if checkpoint else 0  # the block that is computed again; its input is there already
+    loss = (M * D + V * D) * size  # dh and dW
+    head = loss + _head_working_numbers(min(CHUNK, M), D, V) * size
+    backward = again + _block_working_numbers(config, B, T) * size
+    if head >= backward:
+        return kept + loss, head - loss
+    return kept + again, backward - again
+
+
+def _block_saved_bytes(config: MiniMindConfig, B: int, T: int, size: int) -> int:
+    """Bytes of everything that a block saves, field by field in the order of its layers."""
+    D, H, N, K, E, k, F = (_letters(config)[name] for name in "DHNKEkF")
+    numbers = 2 * (D + 1)  # x and r of both norms
+    numbers += D + N * (H + 1) + K * (H + 1)  # x; q and k before their norms, with r
+    numbers += N * H + 2 * K * H + (T if T < LONG else 1) * N + N * H  # q, k, v; p or lse; o
+    if not config.use_moe:
+        return B * T * (numbers + D + 2 * F) * size  # x, g, u
+    numbers += D + E + k + bool(config.norm_topk_prob) + 1  # x, p, w, z if there is one, counted
+    numbers += k * (D + D + 2 * F)  # o; x, g, u of the experts
+    return B * T * (numbers * size + 3 * k * IDS)  # chosen, token, slot
+
+
+def _head_working_numbers(m: int, D: int, V: int) -> int:
+    """Temporaries of a chunk of m rows: logits, probabilities, and their gradient; a product on its way into dW."""
+    return 3 * m * V + max(m * D, V * D)
+
+
+def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
+    """Temporaries of a block's backward, in its feed-forward or in its attention."""
     c = _letters(config)
-    D, H, N, K, E, k, F, L, V = (c[name] for name in "DHNKEkFLV")
-    ids = 8  # bytes of an index
-    norms = 2 * (D + 1)  # x and r of both
-    attention = D + N * (H + 1) + K * (H + 1)  # x; q and k before their norms, with r
-    attention += N * H + 2 * K * H + N * T + N * H  # q, k, v, p; o
+    M, D = B * T, c["D"]
+    dx = M * D
     if config.use_moe:
-        mlp = (D + E + k + bool(config.norm_topk_prob) + 1) * size  # x, p, w, z if there is one, counted
-        mlp += k * (D + D + 2 * F) * size + 3 * k * ids  # o; x, g, u of the experts; chosen, token, slot
+        m = M * c["k"] // c["E"]
+        mlp = dx + m * D * 2 + _swiglu_working_numbers(m, D, c["F"])  # dx; dy of the expert, weighted
     else:
-        mlp = (D + 2 * F) * size  # x, g, u
-    ends = 2 * D + 1 + V  # x and r of the final norm, hidden; p of the loss
-    shared = T * H * size  # cos and sin, once for all rows and layers
-    return B * T * (L * ((norms + attention) * size + mlp) + ends * size + 2 * ids) + shared
+        mlp = _swiglu_working_numbers(M, D, c["F"])
+    attention = 2 * dx + _attention_working_numbers(B, T, c["N"], c["K"], c["H"])  # dm and dh
+    return dx + max(mlp, attention)  # dy
+
+
+def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
+    """Sigma, silu, dh, du and dg; the two parts of dx; the gradient of a weight before it is added."""
+    return 5 * M * F + M * D + max(F * D, 2 * M * D)
+
+
+def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:
+    """Temporaries between the projections of attention."""
+    q, kv = B * T * N * H, B * T * K * H  # numbers of one array
+    norms = 2 * q + 2 * kv + 5 * q  # do, dq, dk, dv; dq turned back, and four of the norm's
+    if T < LONG:
+        return max(norms, 4 * q + 2 * kv + 2 * B * N * T * T)  # do, dq, and q on its way; dk, dv; dp, ds
+    rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
+    block = B * N * rows * (2 * keys + 4 * H) + B * K * keys * H  # p, ds; q, o, do, dq; a product on its way
+    return max(norms, 2 * q + 2 * kv + block)
 
 
 def array_bytes(tree: Any) -> int:
     """Add up the bytes of the arrays in nested tuples and lists, memory that is shared counted once."""
-    return sum({_owner_key(array): _owner(array).nbytes for array in arrays(tree)}.values())
+    owners = {id(owner): owner for owner in map(owner_of, arrays(tree))}
+    return sum(owner.nbytes for owner in owners.values())
 
 
 def arrays(tree: Any) -> Iterator[Any]:
@@ -134,14 +214,11 @@ def arrays(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def _owner(array: Any) -> Any:
+def owner_of(array: Any) -> Any:
+    """Return the array to which the memory of a view belongs."""
     while getattr(array, "base", None) is not None and hasattr(array.base, "nbytes"):
         array = array.base
     return array
-
-
-def _owner_key(array: Any) -> int:
-    return id(_owner(array))
 
 
 def _letters(config: MiniMindConfig) -> dict[str, int]:

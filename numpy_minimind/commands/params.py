@@ -7,25 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from numpy_minimind import accounting
-from numpy_minimind.checkpoint.pretrained import read_config
+from numpy_minimind.checkpoint.files import model_folder
+from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
 from numpy_minimind.config import PRESETS, MiniMindConfig
 
 HELP = "parameters, FLOPs and bytes of a model"
 EXAMPLE = "params minimind3 --batch 8 --tokens 512"
 
+LABELS = {"working": "working set", "training": "peak of a step", "kv_cache": "KV cache", "inference": "together"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `params`."""
-    parser.add_argument("model", metavar="PRESET|MODEL", help=f"{', '.join(PRESETS)}, or the folder of a model")
-    parser.add_argument("--batch", type=int, default=1, metavar="B")
-    parser.add_argument("--tokens", type=int, default=512, metavar="T")
+    parser.add_argument("model", metavar="PRESET|MODEL", help=f"{', '.join(PRESETS)}, or a model: folder or .pth file")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="rows of a batch (default 1)")
+    parser.add_argument("--tokens", type=int, default=512, metavar="T", help="tokens of a row (default 512)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="that share a batch (default 1)")
+    parser.add_argument("--checkpoint-activations", action="store_true", help="as in `train`: blocks computed twice")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Count."""
-    if args.batch < 1 or args.tokens < 1:
-        raise ValueError(f"--batch and --tokens must be at least 1, got {args.batch} and {args.tokens}")
+    for name in ("batch", "tokens", "threads"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     config = config_of(args.model)
     return {
         "model": args.model,
@@ -33,28 +39,49 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "batch": args.batch,
         "tokens": args.tokens,
         "flops": accounting.flops(config, args.batch, args.tokens),
-        "bytes": accounting.memory(config, args.batch, args.tokens),
+        "threads": args.threads,
+        "checkpoint_activations": args.checkpoint_activations,
+        "bytes": accounting.memory(
+            config,
+            args.batch,
+            args.tokens,
+            threads=args.threads,
+            checkpoint_activations=args.checkpoint_activations,
+        ),
     }
 
 
 def config_of(name: str) -> MiniMindConfig:
-    """Return the config of a preset, or of a folder (a model's or a run's)."""
+    """Return the config of a preset, of a folder (a model's or a run's), or that stands beside a file of weights."""
     if name in PRESETS:
         return MiniMindConfig.preset(name)
-    for path in (Path(name).expanduser(), Path(name).expanduser() / "model"):
-        if (path / "config.json").is_file():
-            return read_config(path / "config.json")
+    path = Path(name).expanduser()
+    folder = path.parent if path.is_file() else model_folder(path, CONFIG)
+    if (folder / CONFIG).is_file():
+        return read_config(folder / CONFIG)
+    if path.is_file():
+        raise ValueError(f"there is no config.json beside {name}: put the model's there")
     raise ValueError(f"{name!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a config.json")
 
 
 def render(result: dict[str, Any]) -> str:
     """Format the counts as a table."""
     size, work, modules = result["bytes"], result["flops"], result["by_module"]
-    lines = [f"{'parameters':<28}{result['total']:>16,}"]
-    lines += [f"  {name:<26}{count:>16,}" for name, count in modules.items() if count]
-    lines += [f"  {'active for one token':<26}{result['active']:>16,}"]
-    lines += ["", f"{result['batch']} x {result['tokens']} tokens in float32"]
-    lines += [f"  {'FLOPs forward':<26}{work['forward']:>16,}", f"  {'FLOPs backward':<26}{work['backward']:>16,}"]
-    for name in ("weights", "gradients", "moments", "activations", "training", "kv_cache", "inference"):
-        lines.append(f"  {'bytes ' + name.replace('_', ' '):<26}{size[name]:>16,}")
+    lines = [f"{'parameters':<28}{result['total']:>18,}"]
+    lines += [f"  {name:<26}{count:>18,}" for name, count in modules.items() if count]
+    lines += [f"  {'active for one token':<26}{result['active']:>18,}"]
+    lines += ["", f"FLOPs of {result['batch']} x {result['tokens']} tokens"]
+    lines += [f"  {way:<26}{work[way]:>18,}" for way in ("forward", "backward")]
+    threads = "1 thread" if result["threads"] == 1 else f"{result['threads']} threads"
+    again = ", blocks computed twice" if result["checkpoint_activations"] else ""
+    lines += ["", f"{'memory in float32':<28}{'bytes':>18}{'MiB':>11}"]
+    lines += [f"  training, {threads}{again}"]
+    for name in ("weights", "gradients", "moments", "activations", "working", "training"):
+        lines.append(_bytes(LABELS.get(name, name), size[name]))
+    lines += ["  inference"]
+    lines += [_bytes(LABELS.get(name, name), size[name]) for name in ("weights", "kv_cache", "inference")]
     return "\n".join(lines)
+
+
+def _bytes(label: str, count: int) -> str:
+    return f"    {label:<24}{count:>18,}{count / 2**20:>11,.1f}"

@@ -1,7 +1,7 @@
 """Train a model on the toy language, on Python's documentation, or on a text, texts or conversations of yours.
 
 Everything goes into the folder --out: metrics.jsonl, summary.json, loss.png, model/ (for generate, eval and
-from_pretrained), and one file to --resume from, bit for bit.
+from_pretrained), and one file to --resume from, bit for bit. Started by `mpiexec -n N`, N processes share each batch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import argparse
 import contextlib
 import os
 import shlex
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
 from numpy_minimind.commands.progress import Progress, say
+from numpy_minimind.commands.together import together
+from numpy_minimind.commands.train_profile import profile
 from numpy_minimind.commands.train_settings import (
     CORPUS_DEFAULTS,
     DEFAULTS,
@@ -30,9 +34,11 @@ from numpy_minimind.commands.train_settings import (
     resumed_settings,
 )
 from numpy_minimind.config import PRESETS
+from numpy_minimind.generation.generate import generate
 from numpy_minimind.training import toy_language, toy_report
 from numpy_minimind.training.batches import IGNORE, Batch
-from numpy_minimind.training.corpora import Corpus, is_jsonl
+from numpy_minimind.training.corpora import Corpus, is_jsonl, short_name
+from numpy_minimind.training.distributed import Ranks, digest_of
 from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.parallel import one_blas_thread
 from numpy_minimind.training.run_folder import RunFolder, environment
@@ -41,6 +47,9 @@ from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverge
 HELP = "train a model"
 EXAMPLE = "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"
 
+SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+QUESTION, QUESTION_END = "<|im_start|>user\n", "<|im_end|>"
+SAMPLE_LINES = 6
 QUICK_LOOK = 32  # held-out batches, spread evenly, of an evaluation on the way; the last one takes all
 
 
@@ -55,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         note = "" if DEFAULTS[name] in (None, []) else f" (default {', '.join([str(DEFAULTS[name]), *others])})"
         parser.add_argument(flag, type=kind, help=text + note, **more)
 
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the run")
+    parser.add_argument("--out", metavar="DIR", help="folder of the run")
     add("--corpus", str, "what to train on", metavar="toy|pydoc|FILE|pretrain:JSONL|sft:JSONL")
     add("--tokenizer", str, "characters, N tokens learned from the corpus, or a folder with a tokenizer.json",
         metavar="char|bpe:N|FOLDER")  # fmt: skip
@@ -76,31 +85,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-every", int, "steps from one logged step to the next")
     add("--eval-every", int, "steps from one look at held-out text to the next")
     add("--save-every", int, "steps from one checkpoint to the next")
+    parser.add_argument("--checkpoint-activations", action="store_true", default=None,
+        help="keep the inputs of blocks alone and compute the blocks twice: less memory, more time")  # fmt: skip
+    parser.add_argument("--profile", action="store_true",
+        help="write nothing; measure some steps with one thread and print, by layer, where the time goes")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, with its own settings")
     parser.add_argument("--overwrite", action="store_true", help="start afresh in a folder that is in use")
     add_device(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Train."""
+    """Train; started by `mpiexec -n N`, as one of N processes."""
+    with together() as ranks:
+        if args.profile:
+            return profile(args)
+        if args.out is None:
+            raise ValueError("--out DIR is missing: the folder of the run")
+        return _run(args, ranks)
+
+
+def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     folder = RunFolder(args.out)
     if args.resume and args.overwrite:
         raise ValueError("--resume continues a run and --overwrite deletes it: give one of them")
     if args.stop_after is not None and args.stop_after < 1:
         raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
     arrays, stored = folder.load() if args.resume else ({}, {})
-    settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args)
+    settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args, ranks)
     keep_freed_memory()
     with one_blas_thread():
-        corpus, trainer = build(settings, stored, folder.model) if args.resume else build(settings)
+        corpus, trainer = build(settings, ranks, stored, folder.model) if args.resume else build(settings, ranks)
+        ranks.require_same("text", corpus.fingerprint)
+        ranks.require_same("tokenizer", fingerprint_of(corpus.tokenizer))
         if args.resume:
-            _warn_of_changes(stored["environment"])
+            _warn_of_changes({"processes": "1", **stored["environment"]}, _environment(ranks))
             trainer.load_state_dict(arrays, stored["trainer"])
             arrays.clear()
-        sitting = _Run(folder, settings, corpus, trainer, stored.get("seconds", 0.0))
+        ranks.share(trainer)
+        kind = _Run if ranks.rank == 0 else _Helper
+        sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0))
         with StopRequest(sitting.announce_stop) as stop:
             if not args.resume:
-                folder.create(args.overwrite)
+                ranks.first(lambda: folder.create(args.overwrite))
             return sitting.go(args.stop_after, stop)
 
 
@@ -114,8 +140,11 @@ def exit_code(result: dict[str, Any]) -> int:
     return 128 + result["signal"] if result["signal"] else 0
 
 
-def _warn_of_changes(then: dict[str, Any]) -> None:
-    now = environment()
+def _environment(ranks: Ranks) -> dict[str, Any]:
+    return {**environment(), "processes": str(ranks)}
+
+
+def _warn_of_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
     for name, value in then.items():
         if now.get(name) != value:
             say(
@@ -128,9 +157,15 @@ class _Run:
     """One sitting of a run: the loop, and what it logs, saves and shows."""
 
     def __init__(
-        self, folder: RunFolder, settings: dict[str, Any], corpus: Corpus, trainer: Trainer, seconds: float
+        self,
+        folder: RunFolder,
+        settings: dict[str, Any],
+        corpus: Corpus,
+        trainer: Trainer,
+        ranks: Ranks,
+        seconds: float,
     ) -> None:
-        self.folder, self.settings, self.corpus, self.trainer = folder, settings, corpus, trainer
+        self.folder, self.settings, self.corpus, self.trainer, self.ranks = folder, settings, corpus, trainer, ranks
         self.seconds = seconds  # of earlier sittings
         self.began = time.perf_counter()
         self.held_out = corpus.held_out(settings["batch_size"], settings["seq_len"])
@@ -150,17 +185,20 @@ class _Run:
         try:
             with Progress(first, last) as progress:
                 self.save()
-                self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
+                self.ranks.first(
+                    lambda: self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
+                )
                 self.loop(last, stop, progress)
         except TrainingDiverged as error:
             where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
             raise TrainingDiverged(f"{error}; {where}") from None
-        return {"signal": stop.signal, "report": self.finish(stop.signal)}
+        report = self.finish(self.ranks.agree(stop.signal))
+        return {"signal": self.ranks.agree(stop.signal), "report": report}
 
     def loop(self, last: int, stop: StopRequest, progress: Progress) -> None:
         """Train; log and save on the way and, wherever it stops, at the end."""
         trainer, report, line = self.trainer, None, None
-        while trainer.t < last and stop.signal is None:
+        while trainer.t < last and self.ranks.agree(stop.signal) is None:
             self.step = trainer.t + 1
             report = trainer.step()
             line = self.log(report) if self.is_planned(report.step) else None
@@ -184,7 +222,7 @@ class _Run:
         steps = self.settings["steps"]
         say(
             f"{self.model_name()}, {model.num_parameters():,} parameters, vocabulary "
-            f"{model.config.vocab_size}; corpus {corpus.name}; "
+            f"{model.config.vocab_size}; corpus {short_name(corpus.name)}; "
             + (f"steps {first + 1} to {steps}" if first < steps else f"all {steps} steps are done already")
         )
         for note in corpus.notes:
@@ -195,7 +233,10 @@ class _Run:
     def model_name(self) -> str:
         """Return what the model is called: its preset, or where it comes from."""
         preset = self.settings["preset"]
-        return f"model of {self.settings['init_from']}" if preset is None else f"{preset} model"
+        if preset is not None:
+            return f"{preset} model"
+        folder = Path(self.settings["init_from"])
+        return f"model of {folder.parent.name if folder.name == 'model' else folder.name}"
 
     def is_planned(self, step: int) -> bool:
         """Whether an uninterrupted run logs this step."""
@@ -221,6 +262,13 @@ class _Run:
         return evaluate(self.trainer.model, self.held_out[::every], self.trainer.threads.map)[0]
 
     def save(self) -> None:
+        """Let rank 0 write a checkpoint, of weights that all ranks share."""
+        if self.ranks.size > 1:
+            self.ranks.require_same("set of weights", digest_of(self.trainer.model))
+        self.ranks.first(self.write)
+        self.saved = self.trainer.t
+
+    def write(self) -> None:
         """Write model and resume file, unless the weights have gone bad since the last step."""
         probe = self.held_out[:1] or [
             self.corpus.draw(np.random.default_rng(0), self.settings["batch_size"], self.settings["seq_len"])
@@ -232,14 +280,13 @@ class _Run:
             )
         extra = {
             "settings": self.settings,
-            "environment": environment(),
+            "environment": _environment(self.ranks),
             "fingerprint": self.corpus.fingerprint,
             "tokenizer": fingerprint_of(self.corpus.tokenizer),
             "config": self.trainer.model.config.to_dict(),
             "seconds": self.elapsed(),
         }
         self.folder.save(self.trainer, self.corpus.tokenizer, extra)
-        self.saved = self.trainer.t
 
     def elapsed(self) -> float:
         """Seconds of training, earlier sittings included."""
@@ -266,7 +313,7 @@ class _Run:
         )
         report = []
         if trainer.t < self.settings["steps"]:
-            why = "stopped" if signal is None else f"stopped by signal {signal}"
+            why = "stopped" if signal is None else f"stopped by {SIGNALS.get(signal, signal)}"
             command = f"python -m numpy_minimind train --resume --out {shlex.quote(str(self.folder.path))}"
             report.append(f"{why} after step {trainer.t} of {self.settings['steps']}; go on with\n  {command}")
         if self.val_loss is not None:
@@ -297,7 +344,7 @@ class _Run:
             plotting.loss_curve(
                 self.folder.loss_picture,
                 metrics,
-                title=f"{corpus.name} corpus, {self.model_name()}",
+                title=f"{short_name(corpus.name)} corpus, {self.model_name()}",
                 entropy_floor=corpus.entropy_floor,
                 oracle_loss=corpus.oracle_loss,
             )
@@ -316,13 +363,43 @@ class _Run:
         if self.corpus.name == "toy":
             sentences = toy_report.write_sentences(model, tokenizer, 5, rng)
             return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
-        some = self.held_out[0] if self.held_out else self.corpus.draw(rng, 1, self.settings["seq_len"])
-        prompt = _beginning(some)
+        if not self.held_out:  # what it was trained on, it may know by heart
+            return []
+        prompt = _beginning(self.held_out[0])
+        if not tokenizer.decode(prompt[0]).strip():
+            return []
         room = model.config.max_position_embeddings - prompt.shape[1]
         end = model.config.eos_token_id if is_jsonl(self.corpus.name) else None
-        ids = model.generate(prompt, max_new_tokens=min(200, room), eos_token_id=end, rng=rng)
-        text = tokenizer.decode(ids[0, prompt.shape[1] :])
-        return [f"it continues {tokenizer.decode(prompt[0])!r}:", "  " + text.replace("\n", "\n  ")]
+        ids = generate(
+            model,
+            prompt,
+            max_new_tokens=min(200, room),
+            eos_token_id=end,
+            rng=rng,
+            vocab_size=tokenizer.vocab_size,
+        )
+        text = tokenizer.decode(ids[0, prompt.shape[1] :]).strip("\n")
+        lines = (text or "(nothing)").split("\n")[:SAMPLE_LINES] + (["..."] if text.count("\n") >= SAMPLE_LINES else [])
+        if self.corpus.name.startswith("sft:"):
+            begun = tokenizer.decode(prompt[0], skip_special_tokens=False)
+            title = f"asked {begun.rpartition(QUESTION)[2].partition(QUESTION_END)[0]!r}, it answers:"
+        else:
+            title = f"it continues {tokenizer.decode(prompt[0])!r}:"
+        return [title, *(f"  {line}" for line in lines)]
+
+
+class _Helper(_Run):
+    """The same sitting on a rank other than 0: it computes its share of each step, and neither speaks nor writes."""
+
+    def announce_stop(self) -> None: ...
+
+    def introduce(self, first: int) -> None: ...
+
+    def log(self, report: StepReport) -> dict[str, Any]:
+        return {}
+
+    def finish(self, signal: int | None) -> list[str]:
+        return []
 
 
 def _beginning(batch: Batch) -> np.ndarray:

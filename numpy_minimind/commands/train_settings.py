@@ -19,7 +19,7 @@ from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
 from numpy_minimind.training.corpora import KINDS, Corpus, is_jsonl, load_corpus
-from numpy_minimind.training.parallel import available_threads
+from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.trainer import Trainer
 
 DEFAULTS: dict[str, Any] = {
@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "threads": None,
     "device": None,
+    "checkpoint_activations": False,
     "log_every": 10,
     "eval_every": 200,
     "save_every": 500,
@@ -57,7 +58,7 @@ SHAPES = (
 BETAS = (0.9, 0.99)  # of runs of a thousand steps; AdamW's own 0.999 remembers too long for them
 
 
-def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
+def fresh_settings(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     """Fill in the defaults and refuse what cannot work, before anything is computed."""
     given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
     kind = given.get("corpus", DEFAULTS["corpus"]).partition(":")[0]
@@ -72,7 +73,8 @@ def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
         if settings[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
     if settings["threads"] is None:
-        settings["threads"] = 1 if settings["device"] != "cpu" else min(available_threads(), settings["batch_size"])
+        rows = max(1, settings["batch_size"] // ranks.size)
+        settings["threads"] = 1 if settings["device"] != "cpu" else min(ranks.threads(), rows)
     if settings["threads"] < 1:
         raise ValueError(f"--threads must be at least 1, got {settings['threads']}")
     if settings["seed"] < 0:
@@ -82,7 +84,7 @@ def fresh_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _absolute(settings: dict[str, Any]) -> dict[str, Any]:
     """Make paths absolute, so that a run can be resumed from anywhere."""
-    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char",), "init_from": ()}
+    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char", "bpe"), "init_from": ()}
     paths = {}
     for name, value in settings.items():
         if name in words and value not in words[name] and not value.startswith("bpe:"):
@@ -105,13 +107,18 @@ def resumed_settings(args: argparse.Namespace, stored: dict[str, Any]) -> dict[s
 
 
 def build(
-    settings: dict[str, Any], stored: Mapping[str, Any] | None = None, model_folder: Path | None = None
+    settings: dict[str, Any],
+    ranks: Ranks,
+    stored: Mapping[str, Any] | None = None,
+    model_folder: Path | None = None,
 ) -> tuple[Corpus, Trainer]:
     """Make corpus, model, optimizer and trainer from the settings.
 
     Parameters
     ----------
     settings : dict
+    ranks : Ranks
+        The processes that share each batch.
     stored, model_folder : optional
         Of a run to resume: what its resume file holds, and the folder of its model. A tokenizer that was not made of
         characters, and the config of a model that came from elsewhere, are taken from there.
@@ -133,7 +140,9 @@ def build(
         corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
         config = _config(settings, corpus.tokenizer)
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
-    return corpus, _trainer(settings, corpus, model)
+    if isinstance(corpus.tokenizer, PretrainedTokenizer):  # one of characters says it in a field of its own
+        corpus.tokenizer.begins_with_bos = corpus.begins_with_bos
+    return corpus, _trainer(settings, corpus, model, ranks)
 
 
 def _check_same_data(corpus: Corpus, stored: Mapping[str, Any]) -> None:
@@ -166,11 +175,11 @@ def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
 def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
     """Return the model of --init-from with its tokenizer; --set may change what leaves the weights as they are."""
     path, name = settings["init_from"], settings["tokenizer"]
-    model, tokenizer = load_model(path, "cpu")
-    if name is not None and (name == "char" or name.startswith("bpe:")):
+    if name is not None and (name in ("char", "bpe") or name.startswith("bpe:")):
         raise ValueError(
             f"--tokenizer {name} makes a new vocabulary, and the model of --init-from has its own: leave it out"
         )
+    model, tokenizer = load_model(path, "cpu", name)
     if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
         raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
     changes = dict(field_and_value(text) for text in settings["set"])
@@ -197,9 +206,14 @@ def fingerprint_of(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalLM) -> Trainer:
+def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalLM, ranks: Ranks) -> Trainer:
     """Return the trainer, after a look at whether it can work at all."""
     config = model.config
+    if settings["batch_size"] < ranks.size:
+        raise ValueError(
+            f"--batch-size {settings['batch_size']} is less than the {ranks.size} processes that were started: "
+            "each needs a row"
+        )
     if config.dropout:
         raise ValueError(f"dropout {config.dropout} is not implemented in training: leave it at 0")
     if settings["seq_len"] > config.max_position_embeddings:
@@ -207,10 +221,11 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
             f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
         )
     model.to(settings["device"])
+    model.model.checkpoint_activations = settings.get("checkpoint_activations", False)
     corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short
     stream = corpus.stream(settings["batch_size"], settings["seq_len"], np.random.default_rng([settings["seed"], 1]))
     optimizer = AdamW(model.named_parameters(), lr=settings["lr"], betas=BETAS, weight_decay=settings["weight_decay"])
-    return Trainer(
+    trainer = Trainer(
         model,
         optimizer,
         stream,
@@ -221,13 +236,16 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
         accumulate=settings["accumulate"],
         threads=settings["threads"],
     )
+    if ranks.size > 1:
+        trainer.parallel = DistributedModel(trainer.parallel, ranks)
+    return trainer
 
 
 def _tokenizer(name: str) -> Any:
     """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
     if name == "char":
         return None
-    if not name.startswith("bpe:"):
+    if name != "bpe" and not name.startswith("bpe:"):
         return load_tokenizer(name)
     size = name.removeprefix("bpe:")
     if not size.isdecimal():

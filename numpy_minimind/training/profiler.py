@@ -1,7 +1,8 @@
-"""Where the time of a training step goes: layer by layer, forward and backward.
+"""Where the time of a training step goes, and what it keeps: layer by layer, forward and backward.
 
 For the length of a ``with`` block every layer's `forward` and `backward` carry a stopwatch. The time of a layer is its
-own: what the layers inside it take is theirs.
+own: what the layers inside it take is theirs. One thread only: stopwatches that run at the same time would count the
+same second twice.
 """
 
 from __future__ import annotations
@@ -12,22 +13,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from numpy_minimind.accounting import array_bytes
+from numpy_minimind.accounting import arrays, owner_of
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import FlashAttention, Linear, LinearCrossEntropy, ScaledDotProduct
+from numpy_minimind.layers.flash_attention import cut
+from numpy_minimind.training import trainer as training_loop
+from numpy_minimind.training.trainer import Trainer
+
+MIB = 2**20
 
 
 @dataclass
 class Row:
     """All calls of the layers of one name."""
 
-    name: str  # "layers.*.mlp.gate_proj"
-    kind: str  # of its class
-    calls: int = 0
+    name: str  # "layers.*", without the names of the layers around it
+    depth: int  # how many those are
+    calls: int = 0  # of forward
     forward: float = 0.0  # seconds of its own
     backward: float = 0.0
-    flops: int = 0  # of its own products, forward; backward takes twice as many
-    saved: int = 0  # bytes that its forward saved, those of the layers inside included
+    inside: float = 0.0  # seconds of the layers inside it, forward and backward
+    flops: int = 0  # of the products that it does itself, forward and backward
+    saved: int = 0  # bytes of the arrays that it keeps from forward to backward itself
+
+    @property
+    def own(self) -> float:
+        return self.forward + self.backward
 
 
 class Profile:
@@ -39,88 +50,206 @@ class Profile:
 
     Attributes
     ----------
-    rows : dict from name to Row
-        In the order in which the layers stand in the model; the same layer of all blocks is one row.
+    rows : dict from path to Row
+        Of the layers that were called, in the order of their first calls; the same layer of all blocks is one row
+        ("model.layers.*.mlp"), and so is the same layer of all experts.
+    others : dict from name to seconds
+        Of what is no layer.
+    bookkeeping : float
+        Seconds that finding out what is kept took: they are no part of the work.
     """
 
     def __init__(self, model: Layer) -> None:
         self.model = model
         self.rows: dict[str, Row] = {}
-        self._inside = [0.0]  # for each call that is running: seconds spent in the calls inside it
+        self.others: dict[str, float] = {}
+        self.bookkeeping = 0.0
+        self._inside: list[float] = []  # for each call that is running: seconds spent in the calls inside it
+        self._saved_by: dict[tuple[int, type], Row] = {}  # whose forward returned this `saved`
 
     @contextmanager
     def running(self) -> Iterator[Profile]:
-        """Attach the stopwatches, and take them off again."""
-        watched = list(_named_layers(self.model))
-        for name, layer in watched:
-            row = self.rows.setdefault(name, Row(name, type(layer).__name__))
-            vars(layer)["forward"] = self._timed_forward(layer, row)
-            vars(layer)["backward"] = self._timed_backward(layer, row)
+        """Attach the stopwatches, and take them off again, whatever happens."""
+        watched = [layer for _, _, layer in _named_layers(self.model)]
         try:
+            for path, depth, layer in _named_layers(self.model):
+                vars(layer)["forward"] = self._timed(layer, "forward", path, depth)
+                vars(layer)["backward"] = self._timed(layer, "backward", path, depth)
             yield self
         finally:
-            for _, layer in watched:
-                del vars(layer)["forward"], vars(layer)["backward"]
+            for layer in watched:
+                vars(layer).pop("forward", None)
+                vars(layer).pop("backward", None)
 
-    def _timed_forward(self, layer: Layer, row: Row) -> Callable[..., Any]:
-        forward = layer.forward
+    @contextmanager
+    def watching(self, owner: Any, name: str, label: str) -> Iterator[None]:
+        """Time a function that is no layer's, wherever it is called as ``owner.name``."""
+        function, was_own = getattr(owner, name), name in vars(owner)
 
         def timed(*args: Any, **options: Any) -> Any:
-            output, saved = self._own_time(row, "forward", forward, args, options)
-            row.calls += 1
-            row.flops += _product_flops(layer, args)
-            row.saved += array_bytes(saved)
-            return output, saved
+            began = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.others[label] = self.others.get(label, 0.0) + time.perf_counter() - began
+
+        setattr(owner, name, timed)
+        try:
+            yield
+        finally:
+            if was_own:
+                setattr(owner, name, function)
+            else:
+                delattr(owner, name)
+
+    def _timed(self, layer: Layer, way: str, path: str, depth: int) -> Callable[..., Any]:
+        function = getattr(layer, way)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            row = self.rows.setdefault(path, Row(path.rpartition("/")[2], depth))
+            self._inside.append(0.0)
+            began = time.perf_counter()
+            try:
+                result = function(*args, **options)
+            finally:
+                seconds, inside = time.perf_counter() - began, self._inside.pop()
+                setattr(row, way, getattr(row, way) + seconds - inside)
+                row.inside += inside
+                if self._inside:
+                    self._inside[-1] += seconds
+            row.flops += flops_of_call(layer, way, args)
+            if way == "forward":
+                row.calls += 1
+                self._note_saved(row, result[1])
+            return result
 
         return timed
 
-    def _timed_backward(self, layer: Layer, row: Row) -> Callable[..., Any]:
-        backward = layer.backward
-        return lambda *args, **options: self._own_time(row, "backward", backward, args, options)
+    def _note_saved(self, row: Row, saved: Any) -> None:
+        """Remember whose this `saved` is; when the outermost forward returns, see which of them it still holds."""
+        self._saved_by[id(saved), type(saved)] = row
+        if not self._inside:
+            began = time.perf_counter()
+            self._count(saved, row, set())
+            self._saved_by.clear()  # an id means nothing once its object is gone
+            self.bookkeeping += time.perf_counter() - began
 
-    def _own_time(self, row: Row, way: str, function: Callable[..., Any], args: Any, options: Any) -> Any:
-        self._inside.append(0.0)
-        began = time.perf_counter()
-        result = function(*args, **options)
-        seconds = time.perf_counter() - began
-        setattr(row, way, getattr(row, way) + seconds - self._inside.pop())
-        self._inside[-1] += seconds
-        return result
+    def _count(self, tree: Any, row: Row, seen: set[int]) -> None:
+        """Add the bytes in `tree` to the layer whose `saved` holds them directly, memory that is shared once."""
+        row = self._saved_by.get((id(tree), type(tree)), row)
+        if isinstance(tree, (tuple, list)):
+            for item in tree:
+                self._count(item, row, seen)
+            return
+        for owner in map(owner_of, arrays(tree)):
+            if id(owner) not in seen:
+                seen.add(id(owner))
+                row.saved += owner.nbytes
 
 
-def _named_layers(model: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-    """Yield (name, layer) of all layers inside, blocks and experts under one name with a star for their number."""
+def _named_layers(model: Layer, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, int, Layer]]:
+    """Yield (path, depth, layer) of all layers inside; blocks, and experts, of one name with a star for the number."""
     for name, layer in model.children():
-        star = ".".join("*" if part.isdigit() else part for part in name.split("."))
-        yield prefix + star, layer
-        yield from _named_layers(layer, f"{prefix}{star}.")
+        path = prefix + ".".join("*" if part.isdigit() else part for part in name.split("."))
+        yield path, depth, layer
+        yield from _named_layers(layer, path + "/", depth + 1)
 
 
-def _product_flops(layer: Layer, args: tuple[Any, ...]) -> int:
-    """Operations of the products that this layer does itself, two for each pair of numbers."""
-    if isinstance(layer, (Linear, LinearCrossEntropy)):
-        return 2 * args[0].size * layer.weight.shape[0]
-    if isinstance(layer, (ScaledDotProduct, FlashAttention)):
-        q, k = args[:2]
-        return 4 * q.size * k.shape[2]  # scores, and weighted values
+def flops_of_call(layer: Layer, way: str, args: tuple[Any, ...]) -> int:
+    """Return the operations of the products that a call really does itself, two for each pair of numbers."""
+    if isinstance(layer, Linear):
+        O, I = layer.weight.shape
+        return 2 * args[0].size * (O if way == "forward" else 2 * I)  # y; dx and dW
+    if isinstance(layer, LinearCrossEntropy):
+        counted = int((args[1] != layer.cross_entropy.ignore_index).sum()) if way == "forward" else 0
+        return 3 * 2 * counted * layer.weight.data.size  # logits, dh and dW, all of them in forward
+    if isinstance(layer, ScaledDotProduct):
+        S = (args[1] if way == "forward" else args[1].k).shape[2]
+        return (2 if way == "forward" else 4) * 2 * args[0].size * S  # s, o; dp, dv, dq, dk
+    if isinstance(layer, FlashAttention):
+        k, T = args[1] if way == "forward" else args[1].k, args[0].shape[2]
+        pairs = sum((r.stop - r.start) * (k.shape[2] - T + r.stop) for r in cut(T, layer.query_block))
+        return (2 if way == "forward" else 5) * 2 * args[0].size // T * pairs  # backward computes s again
     return 0
 
 
-def table(rows: list[Row], steps: int) -> list[str]:
-    """Format the rows, a step's worth each: milliseconds forward and backward, GFLOP/s, MB saved, share."""
-    total = sum(row.forward + row.backward for row in rows)
-    lines = [
-        f"{'layer':<40}{'calls':>6}{'forward ms':>12}{'backward ms':>12}{'share':>8}{'GFLOP/s':>10}{'saved MB':>10}",
-        "-" * 98,
-    ]
+class StepProfile:
+    """Training steps, measured.
+
+    Attributes
+    ----------
+    rows : list of Row
+    others : dict from name to seconds
+        Clipping, the optimizer, and what is left of the steps.
+    seconds : float
+        Of all steps together.
+    steps : int
+    """
+
+    def __init__(self, profile: Profile, seconds: float, steps: int) -> None:
+        self.rows, self.seconds, self.steps = list(profile.rows.values()), seconds, steps
+        layers = sum(row.own for row in self.rows)
+        rest = seconds - layers - sum(profile.others.values())
+        self.others = {**profile.others, "batches, zero_grad, the rest": rest}
+
+
+def profile_steps(trainer: Trainer, steps: int = 5, warm_up: int = 2) -> StepProfile:
+    """Do some steps of training, and measure the last ones.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        With one thread.
+    steps, warm_up : int
+        Those that count, and those before them, in which gradients come to be and caches are filled.
+
+    Raises
+    ------
+    ValueError
+        For a trainer with more threads, or no step to measure.
+    """
+    if trainer.threads.count != 1:
+        raise ValueError(f"a profile needs a trainer with one thread, this one has {trainer.threads.count}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    for _ in range(warm_up):
+        trainer.step()
+    profile, seconds = Profile(trainer.model), 0.0
+    with (
+        profile.running(),
+        profile.watching(training_loop, "clip_grad_norm", "clip_grad_norm"),
+        profile.watching(trainer.optimizer, "step", "AdamW.step"),
+    ):
+        for _ in range(steps):
+            seconds += trainer.step().seconds
+    return StepProfile(profile, seconds - profile.bookkeeping, steps)
+
+
+def table(profile: StepProfile) -> list[str]:
+    """Format a profile: of each row, what one step costs."""
+    steps, whole, rows = profile.steps, profile.seconds, profile.rows
+    line = "-" * 94
+    head = f"{'layer':<28}{'calls':>6}{'forward ms':>12}{'backward ms':>13}{'own':>8}{'in all':>8}{'GFLOP/s':>9}"
+    lines = [f"{head}{'saved MiB':>10}", line]
     for row in rows:
-        seconds = row.forward + row.backward
-        if not row.calls or seconds == 0:
-            continue
-        speed = f"{3 * row.flops / seconds / 1e9:.1f}" if row.flops else ""
-        lines.append(
-            f"{row.name:<40}{row.calls // steps:>6}"
-            f"{row.forward / steps * 1e3:>12.2f}{row.backward / steps * 1e3:>12.2f}"
-            f"{seconds / total:>8.1%}{speed:>10}{row.saved / steps / 1e6:>10.2f}"
-        )
-    return [*lines, "-" * 98, f"{'all layers, a step':<46}{total / steps * 1e3:>12.2f} ms"]
+        ways = f"{row.forward / steps * 1e3:>12.2f}{row.backward / steps * 1e3:>13.2f}"
+        shares = f"{row.own / whole:>8.1%}" + (f"{(row.own + row.inside) / whole:>8.1%}" if row.inside else f"{'':>8}")
+        speed = f"{row.flops / row.own / 1e9:.1f}" if row.flops and row.own else ""
+        saved = f"{row.saved / steps / MIB:.2f}" if row.saved else ""
+        name = "  " * row.depth + row.name
+        lines.append(f"{name:<28}{row.calls // steps:>6}{ways}{shares}{speed:>9}{saved:>10}".rstrip())
+    forward, backward = sum(row.forward for row in rows), sum(row.backward for row in rows)
+    flops, saved_bytes = sum(row.flops for row in rows), sum(row.saved for row in rows)
+    lines += [line, f"{'all layers':<34}{forward / steps * 1e3:>12.2f}{backward / steps * 1e3:>13.2f}"
+              f"{(forward + backward) / whole:>8.1%}{'':>8}{flops / (forward + backward) / 1e9:>9.1f}"
+              f"{saved_bytes / steps / MIB:>10.2f}"]  # fmt: skip
+    for name, seconds in profile.others.items():
+        lines.append(f"{name:<34}{seconds / steps * 1e3:>25.2f}{seconds / whole:>8.1%}")
+    lines += [line, f"{'one step':<34}{whole / steps * 1e3:>25.2f}{1:>8.1%}"]
+    return lines
+
+
+EXPLANATION = """\
+Each row is one layer, or the same layer of all blocks (*). Times and `own` leave out the layers inside; `in all` has
+them. GFLOP/s: of the matrix products that were really done. saved: what the layer itself keeps from forward to
+backward; an array that several keep counts for the first of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import platform
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import write_json, write_text
+from numpy_minimind.checkpoint.files import os_error, write_json, write_text
 from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.training.trainer import Trainer
@@ -104,6 +105,8 @@ class RunFolder:
         FileNotFoundError, ValueError
             When there is none, or it is damaged.
         """
+        if not self.resume.exists():
+            raise os_error(errno.ENOENT, f"{self.path} holds no run to resume; leave out --resume to begin one")
         arrays, state = load_resume(self.resume)
         if not {"settings", "trainer", "environment", "fingerprint"} <= state.keys():
             raise ValueError(f"{self.resume} was not written by a training run: there is nothing in it to resume")

@@ -89,7 +89,7 @@ class Trainer:
         cosine_lr(1, steps, lr, warmup)  # says what is wrong before anything is computed
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.threads = Threads(threads)
-        self.parallel = ParallelModel(model, self.threads)
+        self.parallel: Any = ParallelModel(model, self.threads)  # or what stands in its place: DistributedModel
         self.steps, self.lr, self.warmup, self.clip, self.accumulate = steps, lr, warmup, clip, accumulate
         self.t = self.tokens = self.skipped_steps = 0
 

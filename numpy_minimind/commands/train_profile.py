@@ -1,0 +1,36 @@
+"""`train --profile`: some steps of the run that the flags describe, measured layer by layer. Nothing is written."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.commands.train_settings import build, fresh_settings
+from numpy_minimind.training.distributed import Ranks, launched
+from numpy_minimind.training.parallel import one_blas_thread
+from numpy_minimind.training.profiler import EXPLANATION, profile_steps, table
+
+WARM_UP, STEPS = 2, 5
+
+
+def profile(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure with one thread, and return the table as the command's report."""
+    if args.resume:
+        raise ValueError("--profile measures the run that the other flags describe, and --resume has none: drop one")
+    if launched()[1] > 1:
+        raise ValueError("--profile measures one process: start it without mpiexec")
+    settings = fresh_settings(args, Ranks())
+    if settings["device"] != "cpu":
+        raise ValueError("--profile measures on the processor: its stopwatches do not wait for a GPU (--device cpu)")
+    settings["threads"] = 1
+    keep_freed_memory()
+    with one_blas_thread():
+        _, trainer = build(settings, Ranks())
+        measured = profile_steps(trainer, STEPS, WARM_UP)
+    config = trainer.model.config
+    what = f"{config.num_hidden_layers} layers of width {config.hidden_size}, vocabulary {config.vocab_size:,}"
+    size = f"{settings['batch_size']} rows of at most {settings['seq_len']} tokens"
+    size += f", {settings['accumulate']} times a step" if settings["accumulate"] > 1 else ""
+    title = f"{what}; {size}; one thread; mean of {STEPS} steps after {WARM_UP} to warm up"
+    return {"signal": None, "report": [title, "", *table(measured), "", EXPLANATION]}
