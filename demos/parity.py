@@ -27,7 +27,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "transformers"):
         raise
-    print(f"error: {error.name} is not installed: pip install 'numpy-minimind[parity]'", file=sys.stderr)
+    advice = f"pip install {error.name} (or the extra parity of numpy-minimind)"
+    print(f"error: {error.name} is not installed: {advice}", file=sys.stderr)
     sys.exit(2)
 
 

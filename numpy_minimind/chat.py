@@ -78,6 +78,7 @@ class Conversation:
         self.model, self.tokenizer, self.think, self.sampling = model, tokenizer, think, sampling
         self.rng = np.random.default_rng() if rng is None else rng
         self.positions: int = model.config.max_position_embeddings
+        self.max_new_tokens = max_new_tokens
         self.room = min(max_new_tokens, self.positions // 2)
         self.messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self._first = len(self.messages)  # where the questions begin

@@ -65,14 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
             raise
-        print(f"error: {error or 'out of memory'}", file=sys.stderr)
+        print(f"error: {message_of(error)}", file=sys.stderr)
         return 2
     return module.exit_code(result) if hasattr(module, "exit_code") else 0
 
 
+def message_of(error: Exception) -> str:
+    """Return what an error says, of one of the system's the file and the reason without the number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or "out of memory"
+
+
 def show(module: Any, result: dict[str, Any], as_json: bool) -> None:
     """Print what a command returned."""
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    utf8 = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") == "utf8"
     text = json.dumps(result, ensure_ascii=not utf8, allow_nan=False) if as_json else module.render(result)
     if text:
         print(text, flush=True)

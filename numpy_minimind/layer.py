@@ -89,6 +89,11 @@ class Layer:
         """Inference: the output of `forward`, with what backward would need dropped at once."""
         return self.forward(*inputs)[0]
 
+    def __repr__(self) -> str:
+        parameters = self.named_parameters()
+        about = f"{self.num_parameters():,} parameters, {parameters[0][1].data.dtype}" if parameters else ""
+        return f"{type(self).__name__}({about})"
+
     # -- names ---------------------------------------------------------------------------------------------------
 
     def children(self) -> Iterator[tuple[str, Layer]]:

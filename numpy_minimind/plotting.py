@@ -32,7 +32,9 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'numpy-minimind[train]'") from error
+        raise ImportError(
+            "pictures need matplotlib: pip install matplotlib (or the extra train of numpy-minimind)"
+        ) from error
     fig = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(fig)
     ax = fig.add_subplot()

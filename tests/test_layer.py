@@ -5,7 +5,7 @@ import pytest
 from helpers import model_of
 
 from numpy_minimind.layer import Layer, Parameter
-from numpy_minimind.layers import Linear, RMSNorm
+from numpy_minimind.layers import Linear, RMSNorm, Softmax
 
 
 class Pair(Layer):
@@ -235,3 +235,11 @@ def test_to_the_cpu_returns_self_and_copies_nothing():
 def test_to_a_device_of_unknown_name_is_refused():
     with pytest.raises(ValueError, match="unknown device"):
         model_of().to("tpu")
+
+
+def test_a_layer_says_what_it_is_in_one_line():
+    model = model_of(np.float32)
+    count = f"{model.num_parameters():,}"
+    assert repr(model) == f"MiniMindForCausalLM({count} parameters, float32)"
+    assert repr(model.astype(np.float64)) == f"MiniMindForCausalLM({count} parameters, float64)"
+    assert repr(Softmax()) == "Softmax()"

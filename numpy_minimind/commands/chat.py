@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -26,7 +26,6 @@ HELP = "talk with a chat model"
 EXAMPLE = 'chat out/minimind-3 --system "You are a helpful assistant." --think'
 PROMPT = "> "
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-CUT = {"end mark": "", "length": ", cut: the greatest length", "interrupted": ", stopped"}
 TWICE = 1.0  # seconds between two Ctrl-C that end the program
 
 
@@ -41,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Talk until the input ends."""
+    if sys.stdin is None or sys.stdout is None:  # Python's way to say that it was started with one of them closed
+        raise ValueError("chat needs standard input and standard output, and one of them is closed")
     sampling = sampling_of(args)
     model, tokenizer = load_model(args.model, device_of(args))
     conversation = Conversation(
@@ -55,6 +56,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.think and not conversation.can_think:
         say("warning: the model's chat template knows no thinking; --think changes nothing")
     terminal = sys.stdin.isatty()
+    if terminal:
+        dim, plain = (DIM, PLAIN) if in_colour(sys.stderr) else ("", "")
+        size = f"{model.num_parameters():,} parameters"
+        say(f"{dim}model {args.model}, {size}; Ctrl-C stops an answer, Ctrl-D ends{plain}")
     return {"failed": talk(conversation, typed() if terminal else lines()), "terminal": terminal}
 
 
@@ -86,7 +91,7 @@ def talk(conversation: Conversation, messages: Iterator[str | ValueError]) -> in
             continue
         if answer.forgotten:
             say(f"[the context is full: forgot the oldest {answer.forgotten} of the questions, and the answers]")
-        print(summary(answer), flush=True)
+        print(summary(answer, conversation.max_new_tokens), flush=True)
         if answer.ended == "interrupted":
             now = time.monotonic()
             if now - stopped < TWICE:
@@ -95,10 +100,13 @@ def talk(conversation: Conversation, messages: Iterator[str | ValueError]) -> in
     return failed
 
 
-def summary(answer: Answer) -> str:
+def summary(answer: Answer, max_new_tokens: int) -> str:
     """Say how long an answer is, how fast it came, and what cut it."""
     speed = answer.tokens / max(answer.seconds, 1e-9)
-    return f"[{answer.tokens} tokens, {speed:.0f} tokens/s{CUT[answer.ended]}]"
+    half = f"{answer.tokens} tokens, half of the model's positions"
+    limit = half if answer.tokens < max_new_tokens else f"--max-new-tokens {max_new_tokens}"
+    cut = {"end mark": "", "length": f", cut at {limit}", "interrupted": ", stopped"}[answer.ended]
+    return f"[{answer.tokens} tokens, {speed:.0f} tokens/s{cut}]"
 
 
 def say(text: str) -> None:
@@ -139,11 +147,17 @@ def lines() -> Iterator[str | ValueError]:
 # -- output ------------------------------------------------------------------------------------------------------
 
 
+def in_colour(stream: TextIO) -> bool:
+    """Whether colours are seen there, and wanted."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 class Painter:
     """Print the pieces of an answer as they come; on a terminal a thought is dimmed."""
 
     def __init__(self) -> None:
-        self.colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.colour = in_colour(sys.stdout)
+        self.dimmed = False
         self.text = ""
 
     def show(self, piece: str) -> None:
@@ -153,8 +167,13 @@ class Painter:
             print(piece, end="", flush=True)
             return
         thought = self._thought_in(piece)
-        dimmed = f"{DIM}{piece[:thought]}{PLAIN}" if thought else ""
-        print(dimmed + piece[thought:], end="", flush=True)
+        print(self._dim(thought > 0) + piece[:thought], end="")
+        print(self._dim(thought == len(piece)) + piece[thought:], end="", flush=True)
+
+    def _dim(self, on: bool) -> str:
+        """Return the code that switches, nothing where it is so already."""
+        before, self.dimmed = self.dimmed, on
+        return "" if on == before else DIM if on else PLAIN
 
     def _thought_in(self, piece: str) -> int:
         """Return how many characters of the newest piece belong to a thought with which the answer begins."""
@@ -167,6 +186,7 @@ class Painter:
         return max(0, end + len(END_THINK) - before)
 
     def end(self, ended: str) -> None:
-        """End the line (after Ctrl-C a terminal has put ``^C`` on it)."""
+        """End the line (after Ctrl-C a terminal has put ``^C`` on it), and a thought that was cut."""
+        print(self._dim(False), end="")
         if not self.text.endswith("\n") or ended == "interrupted":
             print(flush=True)

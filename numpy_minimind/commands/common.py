@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError
-from numpy_minimind.checkpoint.pretrained import from_pretrained
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer, load_tokenizer
+from numpy_minimind.checkpoint.files import CheckpointError, model_folder
+from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
+from numpy_minimind.checkpoint.tokenizer import TOKENIZER, CharTokenizer, load_tokenizer
 from numpy_minimind.model import MiniMindForCausalLM
 
 
@@ -33,28 +33,29 @@ def device_of(args: argparse.Namespace) -> str:
     return device
 
 
-def load_model(path: str, device: str) -> tuple[MiniMindForCausalLM, Any]:
+def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Any]:
     """Return (model, tokenizer) of a model folder, of a training run (its model/ is taken), or of a .pth file.
 
-    The tokenizer of a .pth file stands beside it.
+    The tokenizer stands beside the weights; where there is none, it is the one at the path `tokenizer`, if given.
     """
-    given = Path(path).expanduser()
-    if not (given / "config.json").exists() and (given / "model" / "config.json").exists():
-        given = given / "model"
-    model = from_pretrained(given)
-    folder = given.parent if given.is_file() else given
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.vocab_size > model.config.vocab_size:
+    folder = model_folder(path, CONFIG)
+    model = from_pretrained(folder)
+    folder = folder.parent if folder.is_file() else folder
+    if tokenizer is not None and not (folder / TOKENIZER).exists():
+        folder = Path(tokenizer)
+    loaded = load_tokenizer(folder)
+    if loaded.vocab_size > model.config.vocab_size:
         raise CheckpointError(
-            f"{folder} holds a tokenizer of {tokenizer.vocab_size:,} tokens and a model that knows only "
+            f"{folder} holds a tokenizer of {loaded.vocab_size:,} tokens and {path} a model that knows only "
             f"{model.config.vocab_size:,}: they do not belong together"
         )
     model.to(device)
-    return model, tokenizer
+    return model, loaded
 
 
 def warn_of_unknown(tokenizer: Any, ids: Any) -> None:
     """Say on standard error how many characters a character tokenizer did not know: they were read as id 0."""
     unknown = sum(int((np.asarray(part) == tokenizer.unk_token_id).sum()) for part in ids)
     if unknown and isinstance(tokenizer, CharTokenizer):
-        print(f"warning: {unknown:,} characters are unknown to the model's tokenizer", file=sys.stderr)
+        characters = "1 character is" if unknown == 1 else f"{unknown:,} characters are"
+        print(f"warning: {characters} unknown to the model's tokenizer", file=sys.stderr)

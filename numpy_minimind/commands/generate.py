@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bos",
         action=argparse.BooleanOptionalAction,
-        help="begin with the bos token (default: if the tokenizer is no tokenizer of characters and has one, as "
-        "MiniMind's, or if it says so itself)",
+        help="begin with the bos token (default: as the model was trained here; else if the tokenizer has one and is "
+        "no tokenizer of characters, as MiniMind's)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
     add_device(parser)
@@ -69,13 +69,18 @@ def render(result: dict[str, Any]) -> str:
 def prompt_ids(tokenizer: Any, prompt: str, bos: bool | None = None) -> list[int]:
     """Encode the prompt, with the bos token before it when that is asked for or, by default, as the model was trained.
 
-    MiniMind's training texts begin with bos, though its tokenizer_config.json says ``add_bos_token: false``.
+    `train` says in the model's folder whether its rows began with bos. Nobody says so for MiniMind's own models: their
+    texts do, though their tokenizer_config.json says ``add_bos_token: false``.
     """
     known = tokenizer.bos_token_id is not None
     if bos and not known:
         raise ValueError("--bos: the tokenizer has no bos token")
     if bos is None:
-        bos = known and (tokenizer.add_bos_token or isinstance(tokenizer, PretrainedTokenizer))
+        bos = known and (
+            tokenizer.begins_with_bos is not False
+            if isinstance(tokenizer, PretrainedTokenizer)
+            else tokenizer.add_bos_token
+        )
     ids = ([tokenizer.bos_token_id] if bos else []) + list(tokenizer.encode(prompt))
     if not ids:
         raise ValueError("the prompt is empty, and no bos token is added: give at least one character")

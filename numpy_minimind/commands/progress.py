@@ -24,7 +24,9 @@ class Progress:
             try:
                 from tqdm import tqdm
             except ImportError as error:
-                raise ImportError("the progress bar needs tqdm: pip install 'numpy-minimind[train]'") from error
+                raise ImportError(
+                    "the progress bar needs tqdm: pip install tqdm (or the extra train of numpy-minimind)"
+                ) from error
             self.bar = tqdm(total=last, initial=first, unit="step", dynamic_ncols=True)
 
     def __enter__(self) -> Progress:

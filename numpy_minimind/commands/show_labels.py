@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.checkpoint.files import file_not_found
 from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.training.batches import IGNORE, Row
 from numpy_minimind.training.conversations import BEGIN
@@ -52,7 +53,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seq_len = KINDS[kind].seq_len if args.seq_len is None else args.seq_len
     if seq_len < 3:
         raise ValueError(f"--seq-len must be at least 3, got {seq_len}")
-    tokenizer = load_tokenizer(_tokenizer_folder(args.tokenizer))
+    if args.tokenizer in ("char", "bpe") or args.tokenizer.startswith("bpe:"):
+        raise ValueError(f"--tokenizer {args.tokenizer}: none is made here; give the FOLDER of a tokenizer or of a run")
+    tokenizer = load_tokenizer(args.tokenizer)
+    KINDS[kind].check_tokenizer(tokenizer)
     lines = JsonLines(path, KINDS[kind].check, limit=args.limit)
     if lines.n_bad:
         print(f"warning: {path} has {lines.complaint()}", file=sys.stderr)
@@ -67,7 +71,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         }
         for i, row in enumerate(rows)
     ]
-    return {"file": str(path), "kind": kind, "seq_len": seq_len, "bad_lines": lines.n_bad, "rows": shown}
+    return {
+        "file": str(path),
+        "kind": kind,
+        "seq_len": seq_len,
+        "lines": lines.count(),
+        "bad_lines": lines.n_bad,
+        "rows": shown,
+    }
 
 
 def kind_of(name: str) -> tuple[str, Path]:
@@ -75,6 +86,8 @@ def kind_of(name: str) -> tuple[str, Path]:
     if is_jsonl(name):
         kind, _, path = name.partition(":")
         return kind, Path(path).expanduser()
+    if not Path(name).expanduser().exists():
+        raise file_not_found("there is no such file (give FILE, pretrain:FILE or sft:FILE)", name)
     lines = JsonLines(name, _check_any, limit=1)
     return ("sft" if "conversations" in lines.read([0])[0] else "pretrain"), lines.path
 
@@ -83,12 +96,6 @@ def _check_any(record: dict[str, Any]) -> None:
     if not {"text", "conversations"} & record.keys():
         fields = ", ".join(list(record)[:8]) or "none"
         raise ValueError(f'neither "text" (pretraining) nor "conversations" (SFT) is among its fields: {fields}')
-
-
-def _tokenizer_folder(name: str) -> Path:
-    folder = Path(name).expanduser()
-    inside = folder / "model"
-    return inside if not (folder / "tokenizer.json").exists() and (inside / "tokenizer.json").exists() else folder
 
 
 # -- tokens as text ----------------------------------------------------------------------------------------------
@@ -166,7 +173,9 @@ def render(result: dict[str, Any]) -> str:
     """Format the rows; in colour on a terminal, unless NO_COLOR is set."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     shown = ["\n".join(_row_lines(result, row, colour)) for row in result["rows"]]
-    return "\n\n\n".join([*shown, _paint(LEGEND, IGNORED, colour)])
+    n, lines = len(shown), result["lines"]
+    more = f"\n{n} of {lines:,} lines shown; --limit N shows more" if n + result["bad_lines"] < lines else ""
+    return "\n\n\n".join(shown) + "\n\n" + _paint(LEGEND + more, IGNORED, colour)
 
 
 def _row_lines(result: dict[str, Any], row: dict[str, Any], colour: bool) -> Iterator[str]:
@@ -197,7 +206,7 @@ def _text_lines(row: dict[str, Any], colour: bool) -> list[str]:
             text += "\n".join(_paint(line, code, colour) if line else "" for line in part.split("\n"))
         else:
             text += f"\u27e6{part}\u27e7" if learned else part
-    return ["    " + line for line in text.rstrip("\n").split("\n")]
+    return [f"    {line}" if line else "" for line in text.rstrip("\n").split("\n")]
 
 
 def _table(row: dict[str, Any], colour: bool) -> Iterator[str]:

@@ -55,7 +55,9 @@ def limit_blas(count: int) -> Iterator[None]:
     try:
         from threadpoolctl import threadpool_limits
     except ImportError as error:
-        raise ImportError("measuring needs threadpoolctl: pip install 'numpy-minimind[train]'") from error
+        raise ImportError(
+            "measuring needs threadpoolctl: pip install threadpoolctl (or the extra train of numpy-minimind)"
+        ) from error
     with threadpool_limits(count, "blas"):
         yield
 

@@ -2,8 +2,9 @@
 
 A corpus gives random batches for training (`stream`, `draw`) and a fixed set of batches of held-out text (`held_out`).
 Every kind has a `name`, a `tokenizer`, a `fingerprint` of the training text, which a resumed run must see again,
-`notes` for the user's eyes, and in nats a token the `entropy_floor` (no model can do better on average) and the
-`oracle_loss` (what a perfect model gets on exactly the held-out text): None where they are not known.
+`begins_with_bos` (whether its rows do), `notes` for the user's eyes, and in nats a token the `entropy_floor` (no model
+can do better on average) and the `oracle_loss` (what a perfect model gets on exactly the held-out text): None where
+they are not known.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.checkpoint.files import file_not_found
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.training import toy_language
 from numpy_minimind.training.batches import (
@@ -30,8 +32,14 @@ from numpy_minimind.training.batches import (
     window_starts,
     windows_at,
 )
-from numpy_minimind.training.conversations import WHICH_TOKENIZER, check_conversation, contents, conversation_row
-from numpy_minimind.training.jsonl import JsonLines, type_name
+from numpy_minimind.training.conversations import (
+    WHICH_TOKENIZER,
+    check_conversation,
+    check_tokenizer,
+    contents,
+    conversation_row,
+)
+from numpy_minimind.training.jsonl import JsonLines, parse, type_name
 
 BLOCK = 4096  # characters; every tenth block is held out
 HELD_OUT_LINES = 500  # of a JSONL file, at most
@@ -48,6 +56,7 @@ class ToyCorpus:
     """
 
     name = "toy"
+    begins_with_bos = True
     notes: tuple[str, ...] = ()
     entropy_floor: float | None
     oracle_loss: float | None
@@ -116,6 +125,7 @@ class TextCorpus:
         By default a character tokenizer of this text. A callable makes one of the training text's parts.
     """
 
+    begins_with_bos = False
     notes: tuple[str, ...] = ()
     entropy_floor: float | None = None
     oracle_loss: float | None = None
@@ -172,6 +182,7 @@ class JsonLinesCorpus:
         A callable makes one of the training lines' texts.
     """
 
+    begins_with_bos = True
     entropy_floor: float | None = None
     oracle_loss: float | None = None
 
@@ -179,10 +190,12 @@ class JsonLinesCorpus:
         self.name = name
         kind, _, path = name.partition(":")
         self.kind = KINDS[kind]
+        if not callable(tokenizer):
+            self.kind.check_tokenizer(tokenizer)
         self.lines = JsonLines(path, self.kind.check)
         self.fingerprint = self.lines.fingerprint
         self.train, self.held = split_lines(len(self.lines))
-        self.notes = (f"{path} has {self.lines.complaint()}",) if self.lines.n_bad else ()
+        self.notes = (f"{Path(path).name} has {self.lines.complaint()}",) if self.lines.n_bad else ()
         self.tokenizer = _made(tokenizer, self._texts())
         self.unlabelled = 0  # rows of `stream` with nothing to learn: cut before the first answer
 
@@ -229,7 +242,7 @@ class JsonLinesCorpus:
         for i, record in zip(numbers, self.lines.read(numbers)):
             try:
                 rows.append(self.kind.row(record, self.tokenizer, seq_len))
-            except ValueError as error:
+            except (ValueError, TypeError) as error:  # a template may trip over anything
                 raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
         return rows
 
@@ -247,9 +260,10 @@ class JsonLinesCorpus:
 
 
 class Kind(NamedTuple):
-    """What a line of a JSONL corpus is: what it must hold, the row it becomes, and its texts for a new tokenizer."""
+    """What a line of a JSONL corpus is: what it and the tokenizer must have, its row, its texts for a new tokenizer."""
 
     check: Callable[[dict[str, Any]], None]
+    check_tokenizer: Callable[[Any], None]
     row: Callable[[dict[str, Any], Any, int], Row]
     texts: Callable[[dict[str, Any]], Iterable[str]]
     seq_len: int  # ids of a row, as MiniMind has it
@@ -259,21 +273,26 @@ def check_text(record: dict[str, Any]) -> None:
     """Accept {"text": str}; raise ValueError with the reason otherwise."""
     if not isinstance(record.get("text"), str):
         what = f"{type_name(record['text'])} as" if "text" in record else "no field"
-        raise ValueError(f'{what} "text", expected a string')
+        hint = ' (it has "conversations": did you mean sft:FILE?)' if "conversations" in record else ""
+        raise ValueError(f'{what} "text", expected a string{hint}')
+
+
+def check_ends(tokenizer: Any) -> None:
+    """Refuse a tokenizer without bos or eos."""
+    if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no bos_token or no eos_token, with which a row begins and ends")
 
 
 def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
     """Return bos, as many tokens of the text as leave room for it and for eos, eos: every one is learned."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is None or eos is None:
-        raise ValueError("the tokenizer has no bos_token or no eos_token, with which a row begins and ends")
     ids = np.concatenate(([bos], tokenizer.encode_array(record["text"])[: seq_len - 2], [eos])).astype(np.int64)
     return Row(ids, ids)
 
 
 KINDS = {
-    "pretrain": Kind(check_text, text_row, lambda record: (record["text"],), 340),
-    "sft": Kind(check_conversation, conversation_row, contents, 768),
+    "pretrain": Kind(check_text, check_ends, text_row, lambda record: (record["text"],), 340),
+    "sft": Kind(check_conversation, check_tokenizer, conversation_row, contents, 768),
 }
 
 Corpus = ToyCorpus | TextCorpus | JsonLinesCorpus
@@ -323,10 +342,14 @@ def read_text(path: str | Path) -> str:
     Raises
     ------
     FileNotFoundError, IsADirectoryError, PermissionError
-        As the system says.
+        When it cannot be read.
     ValueError
         For a byte that is not UTF-8 (with its line and offset), and for an empty file.
     """
+    if not Path(path).expanduser().exists():
+        raise file_not_found(
+            "there is no such file (a corpus is toy, pydoc, a text FILE, pretrain:JSONL or sft:JSONL)", path
+        )
     data = Path(path).expanduser().read_bytes()
     try:
         text = data.decode("utf-8-sig")
@@ -339,7 +362,7 @@ def read_text(path: str | Path) -> str:
         ) from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text:
-        raise ValueError(f"{path} is empty: there is nothing to train on")
+        raise ValueError(f"{path} is empty")
     return text
 
 
@@ -362,14 +385,37 @@ def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
         return TextCorpus(name, pydoc_text(), tokenizer)
     if is_jsonl(name):
         if tokenizer is None:
-            raise ValueError(f"{name} cannot be read by characters: {WHICH_TOKENIZER}")
+            raise ValueError(f"JSONL needs a tokenizer (single characters will not do): {WHICH_TOKENIZER}")
         return JsonLinesCorpus(name, tokenizer)
-    return TextCorpus(name, read_text(name), tokenizer)
+    text = read_text(name)
+    _refuse_jsonl(name, text)
+    return TextCorpus(name, text, tokenizer)
+
+
+def _refuse_jsonl(name: str, text: str) -> None:
+    """Refuse to take JSONL as running text: whoever forgot the prefix would train on brackets and quotation marks."""
+    try:
+        fields = parse(text.lstrip().partition("\n")[0].encode("utf-8")).keys()
+    except ValueError:
+        fields = {}.keys()
+    if name.endswith(".jsonl") or {"text", "conversations"} & fields:
+        kind, other = ("sft", "pretrain") if "conversations" in fields else ("pretrain", "sft")
+        raise ValueError(f"{name} looks like JSONL: did you mean --corpus {kind}:{name} (or {other}:...)?")
 
 
 def is_jsonl(name: str) -> bool:
     """Whether the name of a corpus is that of a JSONL file."""
     return name.startswith(tuple(f"{kind}:" for kind in KINDS))
+
+
+def short_name(name: str) -> str:
+    """Return the name of a corpus without the folders of its file.
+
+    >>> short_name("sft:/home/me/talk.jsonl"), short_name("toy")
+    ('sft:talk.jsonl', 'toy')
+    """
+    kind, colon, path = name.partition(":") if is_jsonl(name) else ("", "", name)
+    return f"{kind}{colon}{Path(path).name}"
 
 
 def _sha256(text: str) -> str:

@@ -81,6 +81,15 @@ def started(folder, *flags, **env):
 ENDLESS = ["--max-new-tokens", "9000", "--temperature", "0"]  # random weights repeat the last token for ever
 
 
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_without_input_or_output_there_is_no_talk(short, closed, monkeypatch, capsys):
+    """Python gives None for a stream that was closed when it was started."""
+    monkeypatch.setattr(sys, closed, None)
+    assert main(["chat", str(short)]) == 2
+    error = "error: chat needs standard input and standard output, and one of them is closed\n"
+    assert capsys.readouterr().err == error
+
+
 # -- input that is not a terminal --------------------------------------------------------------------------------
 
 
@@ -203,7 +212,9 @@ def test_a_talk_at_a_terminal_ends_with_ctrl_d(folder):
     terminal.until("> ").type("你好\n").until("tokens/s").until("> ", 2).type("\n").until("> ", 3).type("b\n")
     terminal.until("tokens/s", 2).until("> ", 4).type("\x04")
     assert terminal.end() == 0
-    assert terminal.seen.startswith("> 你好\n")
+    size = nm.from_pretrained(folder).num_parameters()
+    opening = f"model {folder}, {size:,} parameters; Ctrl-C stops an answer, Ctrl-D ends"
+    assert terminal.seen.startswith(f"\x1b[2m{opening}\x1b[0m\n> 你好\n")
     assert "error" not in terminal.seen
 
 
@@ -226,6 +237,8 @@ def test_ctrl_c_at_the_prompt_ends_the_program(folder):
 
 def test_two_stops_within_a_second_end_the_program(monkeypatch, capsys):
     class Stopped:
+        max_new_tokens = 9
+
         def answer(self, question, on_text):
             return Answer("", 1, 1.0, "interrupted", 0)
 
@@ -242,8 +255,10 @@ def test_a_thought_is_dimmed_on_a_terminal(folder, env, dimmed):
     terminal = Terminal(folder, "--max-new-tokens", "3", "--think", **env)
     terminal.until("> ").type("a\n").until("tokens/s").until("> ", 2).type("\x04")
     assert terminal.end() == 0
-    assert ("\x1b[2m<think>\n\x1b[0m" in terminal.seen) is dimmed
+    assert ("\x1b[2m<think>\n" in terminal.seen) is dimmed
     assert ("\x1b[2m" in terminal.seen) is dimmed
+    assert terminal.seen.count("\x1b[2m") == (2 if dimmed else 0)  # the opening line, and the whole thought
+    assert terminal.seen.count("\x1b[0m") == terminal.seen.count("\x1b[2m")
 
 
 def test_ctrl_c_in_a_pipe_stops_the_answer_too(folder):
@@ -274,9 +289,11 @@ class Screen(io.StringIO):
 @pytest.mark.parametrize(
     ("pieces", "shown"),
     [
-        (["<think>\n", "hm", "</think>", "\n\nyes"], "(<think>\n)(hm)(</think>)\n\nyes"),
-        (["<think>\n", "hm</th", "ink>yes", " no"], "(<think>\n)(hm</th)(ink>)yes no"),
-        (["<think>", "all in one</think>yes"], "(<think>)(all in one</think>)yes"),
+        (["<think>\n", "hm", "</think>", "\n\nyes"], "(<think>\nhm</think>)\n\nyes"),
+        (["<think>\n", "hm</th", "ink>yes", " no"], "(<think>\nhm</think>)yes no"),
+        (["<think>", "all in one</think>yes"], "(<think>all in one</think>)yes"),
+        (["<think>\n", "cut"], "(<think>\ncut)\n"),
+        (["<think>\n", "cut</think>"], "(<think>\ncut</think>)\n"),
         (["yes ", "<think>", "no"], "yes <think>no"),
         (["yes </think>", "no"], "yes </think>no"),
     ],
@@ -288,15 +305,21 @@ def test_the_thought_alone_is_dimmed(monkeypatch, pieces, shown):
     painter = chat_command.Painter()
     for piece in pieces:
         painter.show(piece)
-    assert sys.stdout.getvalue().replace("\x1b[2m", "(").replace("\x1b[0m", ")") == shown
+    painter.end("length")
+    assert sys.stdout.getvalue().replace("\x1b[2m", "(").replace("\x1b[0m", ")") == shown.rstrip("\n") + "\n"
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
-    [("end mark", ""), ("length", ", cut: the greatest length"), ("interrupted", ", stopped")],
+    ("ended", "limit", "said"),
+    [
+        ("end mark", 30, ""),
+        ("length", 30, ", cut at --max-new-tokens 30"),
+        ("length", 99, ", cut at 30 tokens, half of the model's positions"),
+        ("interrupted", 30, ", stopped"),
+    ],
 )
-def test_the_summary_says_what_cut_an_answer(ended, said):
-    assert chat_command.summary(Answer("x", 30, 2.0, ended, 0)) == f"[30 tokens, 15 tokens/s{said}]"
+def test_the_summary_says_what_cut_an_answer(ended, limit, said):
+    assert chat_command.summary(Answer("x", 30, 2.0, ended, 0), limit) == f"[30 tokens, 15 tokens/s{said}]"
 
 
 # -- what cannot begin -------------------------------------------------------------------------------------------
@@ -360,6 +383,10 @@ def test_which_prompts_begin_with_bos():
     without = PretrainedTokenizer(bpe.tokenizer_json, {})
     assert generate_command.prompt_ids(bpe, "") == [1]
     assert generate_command.prompt_ids(without, "a") == without.encode("a")
+    said = PretrainedTokenizer.train_bpe([], 265)
+    for said.begins_with_bos, bos in ((False, []), (True, [1])):
+        assert generate_command.prompt_ids(said, "a") == bos + said.encode("a")
+        assert generate_command.prompt_ids(said, "a", bos=True) == [1, *said.encode("a")]
     assert generate_command.prompt_ids(CharTokenizer("ab"), "a") == [3]
     assert generate_command.prompt_ids(CharTokenizer("ab"), "a", bos=True) == [1, 3]
     with pytest.raises(ValueError, match="--bos: the tokenizer has no bos token"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.cli import main
+from numpy_minimind.cli import main, message_of
 from numpy_minimind.commands import eval as eval_command
 from numpy_minimind.commands import generate as generate_command
 from numpy_minimind.layers import RMSNorm
@@ -126,7 +126,7 @@ def test_unknown_characters_are_counted_on_standard_error(trained, tmp_path, cap
     assert main(["eval", str(trained), "--corpus", str(tmp_path / "t.txt"), "--json"]) == 0
     assert "warning: 40 characters are unknown" in capsys.readouterr().err
     assert main(["generate", str(trained), "--prompt", "the \u2603", "--max-new-tokens", "1"]) == 0
-    assert "warning: 1 characters are unknown" in capsys.readouterr().err
+    assert "warning: 1 character is unknown" in capsys.readouterr().err
 
 
 def test_bits_per_char_counts_characters_and_not_tokens(trained, toy_text, capsys, monkeypatch):
@@ -159,6 +159,12 @@ def test_the_prompt_of_a_toy_model_begins_with_the_end_mark():
     tokenizer = ToyCorpus().tokenizer
     assert generate_command.prompt_ids(tokenizer, "the") == [tokenizer.eos_token_id, *tokenizer.encode("the")]
     assert generate_command.prompt_ids(tokenizer, "") == [tokenizer.eos_token_id]
+
+
+def test_characters_that_are_unknown_are_counted_in_words(trained, capsys):
+    for prompt, said in (("the \u2603", "1 character is"), ("\u2603 \u2604", "2 characters are")):
+        assert main(["generate", str(trained), "--prompt", prompt, "--max-new-tokens", "1"]) == 0
+        assert capsys.readouterr().err == f"warning: {said} unknown to the model's tokenizer\n"
 
 
 # -- gradcheck -------------------------------------------------------------------------------------------------------
@@ -221,6 +227,14 @@ def test_help_shows_an_example(command, capsys):
         main([command, "--help"])
     assert exit_.value.code == 0
     assert f"python -m numpy_minimind {command} " in capsys.readouterr().out
+
+
+def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trained, tmp_path, capsys):
+    assert main(["eval", str(trained), "--corpus", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+    assert message_of(OSError(28, "No space left on device")) == "No space left on device"
+    assert message_of(FileNotFoundError("here: there is no such file")) == "here: there is no such file"
+    assert message_of(MemoryError()) == "out of memory"
 
 
 def test_an_unknown_command_is_code_2(capsys):

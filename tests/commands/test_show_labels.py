@@ -1,15 +1,18 @@
 """show-labels: what a learner sees of a training file."""
 
 import json
+import os
 import re
+import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
+from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.cli import main
-from numpy_minimind.commands.show_labels import BYTES, DOT, pad, parts, spelled, visible, width
+from numpy_minimind.commands.show_labels import BYTES, DOT, LEGEND, pad, parts, spelled, visible, width
 from numpy_minimind.training.batches import IGNORE, Row
 
 pytest.importorskip("jinja2")
@@ -156,16 +159,58 @@ def test_parts_join_to_the_whole_text(folder):
     [
         (["--limit", "0"], "--limit"),
         (["--seq-len", "2"], "--seq-len"),
-        (["--tokenizer", "no/such"], "no/such"),
+        (["--tokenizer", "no/such"], "error: no/such: there is no such tokenizer file or folder"),
+        (["--tokenizer", "bpe"], "--tokenizer bpe: none is made here; give the FOLDER"),
+        (["--tokenizer", "bpe:300"], "--tokenizer bpe:300: none is made here"),
     ],
 )
 def test_bad_flags_are_refused(capsys, folder, sft, flags, message):
     assert message in show(capsys, sft, "--tokenizer", folder, *flags, code=2).err
 
 
+@pytest.mark.parametrize("file", ["sfx:x.jsonl", "nope.jsonl"])
+def test_a_file_that_is_not_there_names_the_prefixes(capsys, folder, file):
+    error = show(capsys, file, "--tokenizer", folder, code=2).err
+    assert error == f"error: {file}: there is no such file (give FILE, pretrain:FILE or sft:FILE)\n"
+
+
+def test_a_tokenizer_of_characters_is_refused_without_a_line(capsys, sft, tmp_path):
+    CharTokenizer("ab").save(tmp_path / "char")
+    error = show(capsys, sft, "--tokenizer", tmp_path / "char", code=2).err
+    assert error.startswith("error: a conversation needs marks for its turns")
+
+
+def test_a_run_or_a_file_of_weights_stands_for_its_tokenizer(capsys, folder, sft, tmp_path):
+    shutil.copytree(folder, tmp_path / "run" / "model")
+    (tmp_path / "run" / "model" / "x.pth").touch()
+    expected = show(capsys, sft, "--tokenizer", folder).out
+    assert show(capsys, sft, "--tokenizer", tmp_path / "run").out == expected
+    assert show(capsys, sft, "--tokenizer", tmp_path / "run" / "model" / "x.pth").out == expected
+
+
+def test_what_is_not_shown_is_counted(capsys, folder, sft):
+    out = show(capsys, sft, "--tokenizer", folder).out
+    assert out.endswith(f"\n\n{LEGEND}\n1 of 3 lines shown; --limit N shows more\n") and "\n\n\n" not in out
+    for limit in (2, 3):  # the third line is bad
+        assert "lines shown" not in show(capsys, sft, "--tokenizer", folder, "--limit", limit).out
+
+
+def test_the_page_shows_what_the_command_prints(capsys, tmp_path, monkeypatch):
+    tokenizer = os.environ.get("NUMPY_MINIMIND_TOKENIZER_DIR")
+    if not tokenizer:
+        pytest.skip("NUMPY_MINIMIND_TOKENIZER_DIR is not set")
+    turns = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！犇"}]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"conversations": turns}), encoding="utf-8")
+    out = show(capsys, tmp_path / "talk.jsonl", "--tokenizer", tokenizer).out
+    page = Path(__file__).parents[2] / "docs" / "en" / "data.md"
+    assert f"```text\n{out}```\n" in page.read_text(encoding="utf-8")
+
+
 def test_a_file_of_another_kind_is_refused(capsys, folder, sft, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"prompt": "a", "answer": "b"}\n', encoding="utf-8")
     error = show(capsys, tmp_path / "x.jsonl", "--tokenizer", folder, code=2).err
     assert '"conversations" (SFT)' in error and "prompt, answer" in error
-    assert "no line to train on" in show(capsys, f"pretrain:{sft}", "--tokenizer", folder, code=2).err
+    error = show(capsys, f"pretrain:{sft}", "--tokenizer", folder, code=2).err
+    assert "no good line" in error and 'it has "conversations": did you mean sft:FILE?' in error
+    assert "train on" not in error
     assert "none.jsonl" in show(capsys, tmp_path / "none.jsonl", "--tokenizer", folder, code=2).err

@@ -91,7 +91,7 @@ def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, traine
     assert exit_code == code, errors
     step = load_resume(out / "resume.safetensors")[1]["trainer"]["t"]
     assert 1 <= step < 2000 and metrics(out)[-1]["step"] == step
-    assert f"stopped by signal {int(number)} after step {step} of 2000" in printed
+    assert f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} after step {step} of 2000" in printed
     assert f"python -m numpy_minimind train --resume --out {out}\n" in printed
     assert re.fullmatch(rf"\n(finishing step {step}, then )?saving; Ctrl-C again stops at once\n", errors), (
         errors
@@ -151,8 +151,9 @@ def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path,
     _, errors = run("train", "--resume", "--out", out, code=2)
     assert "resume.safetensors" in errors
     path.unlink()
-    _, errors = run("train", "--resume", "--out", out, code=2)
-    assert "resume.safetensors" in errors
+    for folder in (out, tmp_path / "nope"):
+        _, errors = run("train", "--resume", "--out", folder, code=2)
+        assert errors == f"error: {folder} holds no run to resume; leave out --resume to begin one\n"
     assert [line["step"] for line in metrics(out)] == [1, 2]
 
 
@@ -196,6 +197,17 @@ def test_a_loss_that_became_nan_ends_with_code_1_and_keeps_the_last_good_checkpo
         (["--corpus", "no/such/file.txt"], "no/such/file.txt"),
         (["--corpus", "sft:x.jsonl"], "give --tokenizer bpe:N"),
         (["--corpus", "pretrain:no/such.jsonl", "--tokenizer", "bpe:300"], "no/such.jsonl"),
+        (
+            ["--corpus", "sft:x.jsonl"],
+            "JSONL needs a tokenizer (single characters will not do): give --tokenizer bpe:N",
+        ),
+        (["--corpus", "pretrain:nope.jsonl", "--tokenizer", "bpe:300"], "nope.jsonl: there is no such file\n"),
+        (
+            ["--corpus", "sfx:file"],
+            "sfx:file: there is no such file (a corpus is toy, pydoc, a text FILE, pretrain:JSONL",
+        ),
+        (["--tokenizer", "bpe"], "--tokenizer bpe: expected bpe:N"),
+        (["--tokenizer", "nope"], "nope: there is no such tokenizer file or folder"),
         (["--tokenizer", "bpe:many"], "expected bpe:N"),
         (["--tokenizer", "bpe:10"], "265 tokens at least"),
         (["--init-from", "x", "--preset", "tiny"], "give one of them"),
@@ -217,6 +229,29 @@ def test_bad_input_ends_with_code_2_before_anything_is_written(tmp_path, toy_tex
     printed = capsys.readouterr()
     assert code == 2 and message in printed.err and printed.err.count("\n") == 1 and "Traceback" not in printed.err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_text_that_the_model_writes_at_the_end_has_few_lines(tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("a\n" * 3000, encoding="utf-8")
+    flags = ["train", "--corpus", str(tmp_path / "lines.txt"), *SMALL, "--steps", "30", "--log-every", "30"]
+    assert main([*flags, "--out", str(tmp_path / "run")]) == 0
+    out = capsys.readouterr().out
+    assert "corpus lines.txt;" in out
+    sample = out.partition("it continues ")[2].split("\n")[1:-2]
+    assert len(sample) == 7 and sample[-1] == "  ..." and sample[2] == "  a"
+
+
+def test_a_picture_is_titled_without_folders(tmp_path, monkeypatch):
+    (tmp_path / "some.txt").write_text("abc " * 300, encoding="utf-8")
+    titles = []
+    monkeypatch.setattr(plotting, "loss_curve", lambda *_, title, **__: titles.append(title))
+    flags = ["train", "--corpus", str(tmp_path / "some.txt"), "--batch-size", "2", "--steps", "1", "--seq-len", "48"]
+    assert main([*flags, "--preset", "tiny", "--out", str(tmp_path / "run")]) == 0
+    for model, name in (("run", "run"), ("run/model", "run")):
+        again = ["--init-from", str(tmp_path / model), "--overwrite", "--out", str(tmp_path / "next")]
+        assert main([*flags, *again]) == 0
+        assert titles[-1] == f"some.txt corpus, model of {name}"
+    assert titles[0] == "some.txt corpus, tiny model"
 
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path, toy_text, monkeypatch, capsys):

@@ -8,7 +8,9 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.checkpoint.resume import load_resume
+from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
 from numpy_minimind.cli import main
+from numpy_minimind.commands.generate import prompt_ids
 from tests.commands.conftest import run
 from tests.commands.test_train import assert_same_run, metrics
 
@@ -69,6 +71,17 @@ def test_pretraining_resumes_bit_for_bit_with_the_tokenizer_of_its_folder(files,
     assert_same_run(pretrained, out)
     tokenizers = [(folder / "model" / "tokenizer.json").read_bytes() for folder in (pretrained, out)]
     assert tokenizers[0] == tokenizers[1]
+
+
+def test_resume_refuses_a_file_that_has_changed(tmp_path, capsys):
+    corpus, out = tmp_path / "pre.jsonl", tmp_path / "run"
+    lines = [json.dumps({"text": f"fox {i}"}) for i in range(20)]
+    corpus.write_text("\n".join(lines), "utf-8")
+    name = f"pretrain:{corpus}"
+    run("train", "--corpus", name, "--tokenizer", "bpe:290", *TINY, *SMALL, "--steps", "1", "--out", out)
+    corpus.write_text("\n".join(lines).replace("fox 7", "owl 7"), "utf-8")  # as many lines, as many bytes
+    assert main(["train", "--resume", "--out", str(out)]) == 2
+    assert "pre.jsonl" in capsys.readouterr().err
 
 
 def test_resume_refuses_another_tokenizer(files, tmp_path, capsys):
@@ -143,12 +156,55 @@ def test_the_models_own_tokenizer_may_be_named_and_another_not(files, pretrained
     assert "is not the tokenizer of" in capsys.readouterr().err
 
 
+def test_a_model_without_a_tokenizer_takes_the_given_one(files, pretrained, tmp_path, capsys):
+    bare, own = tmp_path / "bare", str(pretrained)
+    nm.save_pretrained(nm.from_pretrained(pretrained), bare)
+    begin = ["train", "--corpus", f"sft:{files / 'sft.jsonl'}", "--init-from", str(bare), *SMALL, "--steps", "1"]
+    assert main([*begin, "--out", str(tmp_path / "run")]) == 2
+    assert "no tokenizer.json in this folder" in capsys.readouterr().err
+    assert main([*begin, "--tokenizer", own, "--out", str(tmp_path / "run")]) == 0
+    assert nm.load_tokenizer(tmp_path / "run").tokenizer_json == nm.load_tokenizer(own).tokenizer_json
+    PretrainedTokenizer.train_bpe(["many different words, quickly, of another language"] * 9, 295).save(
+        tmp_path / "larger"
+    )
+    assert main([*begin, "--tokenizer", str(tmp_path / "larger"), "--out", str(tmp_path / "run2")]) == 2
+    assert "larger holds a tokenizer of 29" in capsys.readouterr().err
+
+
+def test_a_fine_tuned_model_is_asked_and_answers(files, pretrained, tmp_path, capsys):
+    flags = ["train", "--corpus", f"sft:{files / 'sft.jsonl'}", "--init-from", str(pretrained), *SMALL]
+    assert main([*flags, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr()
+    line = (files / "sft.jsonl").read_text(encoding="utf-8").split("\n")[10]  # the tenth good one is held out
+    question = json.loads(line)["conversations"][0]["content"]
+    assert f"asked {question!r}, it answers:\n" in printed.out and "it continues" not in printed.out
+    assert printed.out.startswith("model of pre, ") and "; corpus sft:sft.jsonl; " in printed.out
+    assert printed.err.startswith("warning: sft.jsonl has 1 bad line: line 4: ")
+
+
+def test_a_model_s_folder_says_whether_prompts_begin_with_bos(files, pretrained, toy_text, tmp_path, capsys):
+    flags = ["train", "--corpus", str(toy_text), "--init-from", str(pretrained), *SMALL, "--steps", "1"]
+    assert main([*flags, "--out", str(tmp_path / "text")]) == 0
+    for folder, bos in ((pretrained, [1]), (tmp_path / "text", [])):
+        tokenizer = nm.load_tokenizer(folder)
+        assert tokenizer.begins_with_bos is bool(bos) and not tokenizer.add_bos_token
+        assert prompt_ids(tokenizer, "猫") == bos + tokenizer.encode("猫")
+
+
+def test_a_tokenizer_of_characters_is_refused_for_conversations(files, trained, tmp_path, capsys):
+    flags = ["train", "--corpus", f"sft:{files / 'sft.jsonl'}", "--init-from", str(trained), *SMALL]
+    assert main([*flags, "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("error: a conversation needs marks for its turns, and this tokenizer")
+
+
 def test_a_small_file_holds_nothing_out_and_says_so(files, pretrained, tmp_path, capsys):
     lines = (files / "sft.jsonl").read_text(encoding="utf-8").split("\n")
     (tmp_path / "few.jsonl").write_text("\n".join(lines[4:9]), encoding="utf-8")
     flags = ["train", "--corpus", f"sft:{tmp_path / 'few.jsonl'}", "--init-from", str(pretrained), *SMALL]
     assert main([*flags, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
-    assert "too short to hold anything out" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "too short to hold anything out" in printed.err
+    assert "it answers" not in printed.out and "it continues" not in printed.out
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["val_loss"] is None
 
 

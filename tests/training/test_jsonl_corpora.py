@@ -10,7 +10,7 @@ import numpy_minimind as nm
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.training import AdamW, Trainer
 from numpy_minimind.training.batches import IGNORE, pad_labelled
-from numpy_minimind.training.corpora import JsonLinesCorpus, load_corpus, split_lines, text_row
+from numpy_minimind.training.corpora import JsonLinesCorpus, load_corpus, short_name, split_lines
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
@@ -81,7 +81,7 @@ def test_a_row_without_room_and_a_tokenizer_without_marks_are_refused(trained, t
         corpus.draw(np.random.default_rng(0), 1, 2)
     bare = PretrainedTokenizer(trained.tokenizer_json, {})
     with pytest.raises(ValueError, match="no bos_token"):
-        text_row({"text": "x"}, bare, 10)
+        JsonLinesCorpus(f"pretrain:{texts}", bare)
 
 
 def test_characters_can_be_tokens_of_pretraining_when_they_are_given(texts):
@@ -165,11 +165,56 @@ def test_rows_with_nothing_to_learn_are_counted_and_a_corpus_of_them_refused(tra
         corpus.draw(np.random.default_rng(0), 2, 5)
 
 
-def test_a_line_that_fails_later_is_named_by_its_number(tmp_path, conversations):
-    """A template may refuse what the check lets pass: a tokenizer without one refuses all."""
-    corpus = JsonLinesCorpus(f"sft:{conversations}", CharTokenizer.from_text("abc"))
-    with pytest.raises(ValueError, match=r"conversations\.jsonl, line 3: .* has no chat template"):
+def test_a_line_that_fails_later_is_named_by_its_number(tmp_path, conversations, trained):
+    """A template may refuse what the check lets pass."""
+    template = "{{ raise_exception('hello twice') if 'hello hello hello ' in messages[0].content }}"
+    tokenizer = PretrainedTokenizer(trained.tokenizer_json, {**trained.tokenizer_config, "chat_template": template})
+    corpus = JsonLinesCorpus(f"sft:{conversations}", tokenizer)
+    with pytest.raises(ValueError, match=r"conversations\.jsonl, line 3: .* refuses this conversation: hello twice"):
         corpus.rows([2], 30)
+
+
+def test_a_tokenizer_that_cannot_write_a_conversation_is_refused_before_the_first_line(tmp_path, trained):
+    bare = PretrainedTokenizer(trained.tokenizer_json, {})
+    for tokenizer, message in (
+        (CharTokenizer.from_text("abc"), r"^a conversation needs marks .* only characters: .* --tokenizer bpe:N"),
+        (bare, "has no chat template"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_corpus(f"sft:{tmp_path / 'not even there'}", tokenizer)
+        assert "line" not in str(caught.value)
+
+
+def test_the_field_of_the_other_kind_is_a_hint(conversations, texts, trained):
+    with pytest.raises(ValueError, match=r'\(it has "conversations": did you mean sft:FILE\?\), first line 1$'):
+        load_corpus(f"pretrain:{conversations}", trained)
+    with pytest.raises(ValueError, match=r'\(it has "text": did you mean pretrain:FILE\?\), first line 1$'):
+        load_corpus(f"sft:{texts}", trained)
+
+
+def test_a_text_that_looks_like_jsonl_is_refused(conversations, texts, tmp_path):
+    for path, kind in ((texts, "pretrain"), (conversations, "sft")):
+        by_content = tmp_path / f"{kind}.txt"
+        by_content.write_bytes(b"\n" + path.read_bytes())
+        for name in (path, by_content):
+            with pytest.raises(ValueError, match=rf"looks like JSONL: did you mean --corpus {kind}:{name} \(or "):
+                load_corpus(str(name))
+    (tmp_path / "other.jsonl").write_text("no JSON\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="looks like JSONL"):
+        load_corpus(str(tmp_path / "other.jsonl"))
+    (tmp_path / "code.txt").write_text('{"a": 1}\n{"text": "later"}\n', encoding="utf-8")
+    assert load_corpus(str(tmp_path / "code.txt")).text.startswith("{")
+
+
+@pytest.mark.parametrize("name", ["nope.txt", "sfx:file", "toyy"])
+def test_a_corpus_that_is_not_there_names_the_kinds(name):
+    with pytest.raises(FileNotFoundError, match=rf"^{name}: there is no such file .*pretrain:JSONL or sft:JSONL\)$"):
+        load_corpus(name)
+
+
+def test_short_names_have_no_folders():
+    assert short_name("pretrain:/home/me/x.jsonl") == "pretrain:x.jsonl"
+    assert short_name("/home/me/x.txt") == "x.txt" and short_name("toy") == "toy"
 
 
 # -- held out, tokenizer, order ------------------------------------------------------------------------------------
@@ -219,3 +264,15 @@ def test_a_stream_goes_on_where_its_state_was_taken(trained, conversations):
         a, b = next(first), next(other)
         np.testing.assert_array_equal(a.inputs, b.inputs)
         np.testing.assert_array_equal(a.targets, b.targets)
+
+
+def test_a_line_over_which_the_template_trips_is_named(tmp_path, trained, monkeypatch):
+    records = [{"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x"}]}] * 2
+    corpus = JsonLinesCorpus(f"sft:{write(tmp_path / 'a.jsonl', records)}", trained)
+
+    def trip(self, messages, *args, **flags):
+        raise TypeError("tripped")
+
+    monkeypatch.setattr(PretrainedTokenizer, "apply_chat_template", trip)
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: tripped"):
+        corpus.rows([1], 100)
