@@ -178,7 +178,7 @@ def test_theta_flat_or_nested(spelling: dict[str, Any], model_type: str) -> None
         ("qwen3_moe", "type", "rope_type"),
     ],
 )
-def test_yarn_flat_or_nested_or_both(model_type: str | None, kind: str, read_as: str) -> None:
+def test_yarn_flat_or_nested(model_type: str | None, kind: str, read_as: str) -> None:
     rest = {"factor": 4.0, "original_max_position_embeddings": 64}
     scaling = {kind: "yarn", **rest}
     parameters = {**scaling, "rope_theta": 5e5}

@@ -270,7 +270,7 @@ class UnchangedFile:
             self.version = _version(file)
 
     @contextmanager
-    def open(self) -> Iterator[BinaryIO]:
+    def opened(self) -> Iterator[BinaryIO]:
         """Open it for reading.
 
         Raises

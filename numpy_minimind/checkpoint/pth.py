@@ -141,7 +141,7 @@ class Archive:
         self.file = UnchangedFile(path)
         self.size = path.stat().st_size
         try:
-            with self.file.open() as file:
+            with self.file.opened() as file:
                 found = [self._record(info, file) for info in self._members(file)]
         except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, struct.error, ValueError) as error:
             if isinstance(error, CheckpointError):
@@ -222,7 +222,7 @@ class Archive:
         record = self.records[name]
         if record.size > limit:
             raise UnsafeFileError(f"{self.path}: {name} has {record.size:,} bytes, more than {limit:,}")
-        with self.file.open() as file:
+        with self.file.opened() as file:
             self.verify(record, file)
             file.seek(record.start)
             return file.read(record.size)

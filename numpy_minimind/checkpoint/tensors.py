@@ -178,7 +178,7 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """Return a new array, row after row in memory, bfloat16 as float32."""
         dtype = self.in_file
-        with self.file.open() as file:
+        with self.file.opened() as file:
             if self.check is not None:
                 self.check(file)
             file.seek(self.start)
@@ -243,7 +243,7 @@ class TensorFile:
         check_first_bytes(path, "a safetensors file")
         unchanged = UnchangedFile(path)
         _check_header(path)
-        with unchanged.open() as file:
+        with unchanged.opened() as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         self.path = path
