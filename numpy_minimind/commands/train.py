@@ -96,9 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Train; started by `mpiexec -n N`, as one of N processes."""
+    if args.profile:
+        return profile(args)
     with together() as ranks:
-        if args.profile:
-            return profile(args)
         if args.out is None:
             raise ValueError("--out DIR is missing: the folder of the run")
         return _run(args, ranks)
