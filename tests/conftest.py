@@ -2,10 +2,15 @@
 
 import functools
 import os
+import signal
 
 # Before NumPy is loaded: for matrices as small as those of the tests a second thread only waits, on a loaded
 # machine for seconds. Child processes inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C: some tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest

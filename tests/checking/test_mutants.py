@@ -125,26 +125,31 @@ def test_the_rewritten_formulas_are_right_where_nothing_is_exchanged(rng):
 # -- the matrix ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_mutant_is_killed_by_the_checks_of_its_own_layer(strong_rows):
     assert matrix.survivors(list(strong_rows.values())) == []
 
 
+@pytest.mark.slow
 def test_no_mutant_dies_of_an_exception_alone(strong_rows):
     """A bug that makes everything crash would need no check, and a typing error here would look like one."""
     for row in strong_rows.values():
         assert any(o.killed and not o.crashed for o in row.outcomes.values()), row.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", MUTANTS, ids=lambda m: m.name)
 def test_the_column_whose_task_it_is_kills(m, strong_rows):
     column = {BACKWARD: STRONG[0], CONSISTENT: STRONG[2], CONTRACT: STRONG[3], TRAINING: STRONG[4]}[m.form]
     assert column in strong_rows[m.name].killed_by
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_wrong_is_also_seen_by_the_complex_step(strong_rows):
     assert [row.name for row in strong_rows.values() if row.form == BACKWARD and STRONG[1] not in row.killed_by] == []
 
 
+@pytest.mark.slow
 def test_no_difference_can_see_most_consistent_mutants(strong_rows):
     """That is why there are reference values.
 
