@@ -14,6 +14,7 @@ from numpy_minimind.backend import (
     get_array_module,
     like,
     register,
+    row_max,
     scatter_add,
     to_device,
     to_numpy,
@@ -170,3 +171,14 @@ def test_scatter_add_tells_indices_apart_that_share_their_low_bytes(rng):
     scatter_add(target, index, rows)
     np.add.at(right, index, rows)
     np.testing.assert_allclose(target, right, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_largest_of_each_row(dtype, rng):
+    x = rng.standard_normal((3, 4, 7)).astype(dtype)
+    x[0, 1] = -np.inf
+    np.testing.assert_array_equal(row_max(x), np.max(x, axis=-1, keepdims=True))
+    x[1, 2, 3], x[2, 3] = np.nan, np.nan
+    found = row_max(x)
+    assert found[1, 2, 0] == np.nanmax(x[1, 2])
+    assert np.isnan(found[2, 3, 0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import get_array_module, row_max
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.scaled_dot_product import grouped
 
@@ -88,7 +88,7 @@ class FlashAttention(Layer):
             m, z, a = LOWEST, 0.0, 0.0
             for keys in cut(start + rows.stop, self.key_block):  # later keys lie in the future of every row
                 s = scores(q_i, k, rows, keys, start, mask)  # (B, K, G * rows, keys)
-                m_before, m = m, xp.maximum(m, xp.max(s.real, axis=-1, keepdims=True))  # (B, K, G * rows, 1)
+                m_before, m = m, xp.maximum(m, row_max(s.real))  # (B, K, G * rows, 1)
                 e = exp_in_place(s, m)  # (B, K, G * rows, keys)
                 c = xp.exp(m_before - m)  # (B, K, G * rows, 1)
                 z = c * z + xp.sum(e, axis=-1, keepdims=True)

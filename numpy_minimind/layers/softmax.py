@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import get_array_module, row_max
 from numpy_minimind.layer import Layer
 
 
@@ -51,7 +51,7 @@ class Softmax(Layer):
         u = x.astype(xp.result_type(x, xp.float32), copy=False)
         if visible is not None:
             u = xp.fmin(u, xp.where(visible, math.inf, -math.inf).astype(u.real.dtype))  # faster than where
-        m = xp.max(u.real, axis=-1, keepdims=True)  # (..., 1)
+        m = row_max(u.real)  # (..., 1)
         if visible is not None:
             m = xp.where(m == -math.inf, 0.0, m)  # nothing visible: e^(-inf - 0) = 0, not e^(-inf + inf)
         e = u - m  # (..., S), our own array from here on

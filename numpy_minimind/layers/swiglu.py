@@ -17,7 +17,10 @@ def sigmoid(x: Any) -> Any:
     xp = get_array_module(x)
     u = x.astype(xp.result_type(x, xp.float32), copy=False)
     lowest = -0.99 * math.log(float(xp.finfo(u.dtype).max))  # -88 in float32
-    return (1 / (1 + xp.exp(-xp.maximum(u, lowest)))).astype(x.dtype, copy=False)
+    e = -xp.maximum(u, lowest)  # our own array from here on
+    xp.exp(e, out=e)
+    e += 1
+    return xp.reciprocal(e, out=e).astype(x.dtype, copy=False)
 
 
 class SwiGLUSaved(NamedTuple):
