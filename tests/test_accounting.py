@@ -125,6 +125,9 @@ SHAPES = {
 }
 
 
+QUICK = ("tiny", "tiny, long texts", "toy-moe, k=2")
+
+
 def assert_predicted(config, batch, tokens, threads, checkpoint_activations):
     settings = {"threads": threads, "checkpoint_activations": checkpoint_activations}
     predicted = accounting.memory(config, batch, tokens, **settings)["training"]
@@ -135,7 +138,9 @@ def assert_predicted(config, batch, tokens, threads, checkpoint_activations):
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
 def test_the_peak_of_a_training_step_is_as_predicted(shape, threads, checkpoint_activations):
     assert_predicted(*SHAPES[shape], threads, checkpoint_activations)
 

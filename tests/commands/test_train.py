@@ -73,6 +73,7 @@ def test_resuming_in_a_fresh_process_is_bit_for_bit_the_same(tmp_path, toy_text,
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_the_same_for_the_toy_language_with_experts(tmp_path):
     flags = ["train", *SMALL, "--set", "use_moe=true", "--steps", 6]
     run(*flags, "--out", tmp_path / "whole")
