@@ -125,15 +125,15 @@ SHAPES = {
 }
 
 
-QUICK = ("tiny", "tiny, long texts", "toy-moe, k=2")
+QUICK = ("tiny, long texts", "toy-moe, k=2")
 
 
 def assert_predicted(config, batch, tokens, threads, checkpoint_activations):
     settings = {"threads": threads, "checkpoint_activations": checkpoint_activations}
     predicted = accounting.memory(config, batch, tokens, **settings)["training"]
-    assert measured_peak(config, batch, tokens, **settings, enough=0.96 * predicted) == pytest.approx(
-        predicted, rel=0.05
-    )
+    measured = measured_peak(config, batch, tokens, **settings, enough=0.96 * predicted)
+    # Whether two threads reach their largest moments together is a matter of chance: the prediction says that they do.
+    assert (0.95 if threads == 1 else 0.85) * predicted <= measured <= 1.05 * predicted
 
 
 @pytest.mark.parametrize("checkpoint_activations", [False, True])

@@ -169,6 +169,7 @@ def test_no_difference_can_see_most_consistent_mutants(strong_rows):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [*matrix.CASES, "kv_cache", "optimizer"])
 def test_right_code_passes_every_column_the_weak_ones_too(layer):
     [row] = unmutated([layer])
@@ -223,6 +224,7 @@ def test_the_command_prints_the_matrix(capsys):
     assert max(map(len, out.split("\n"))) <= 120
 
 
+@pytest.mark.slow
 def test_the_command_in_json(capsys):
     assert main(["gradcheck", "--layer", "optimizer", "--mutants", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

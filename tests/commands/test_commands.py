@@ -106,6 +106,7 @@ def test_eval_gives_the_held_out_loss_that_training_reported(trained, toy_text, 
     assert whole["tokens"] == len(toy_text.read_text(encoding="utf-8")) - 1  # all but the first
 
 
+@pytest.mark.slow
 def test_eval_of_the_toy_language(tmp_path, capsys):
     run("train", *SMALL, "--steps", 2, "--out", tmp_path / "run")
     capsys.readouterr()

@@ -103,6 +103,7 @@ def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, traine
     assert_same_run(whole, out)
 
 
+@pytest.mark.slow
 def test_metrics_past_the_checkpoint_are_dropped_on_resume(tmp_path, toy_text):
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10]
     run(*flags, "--out", tmp_path / "whole")
@@ -113,6 +114,7 @@ def test_metrics_past_the_checkpoint_are_dropped_on_resume(tmp_path, toy_text):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path, toy_text, trained):
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10]
     run(*flags, "--out", tmp_path / "again")
@@ -333,6 +335,7 @@ def test_training_goes_on_when_nobody_reads_its_output(tmp_path, toy_text):
     assert load_resume(out / "resume.safetensors")[1]["trainer"]["t"] == 30 and (out / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_overwrite_loses_nothing_before_there_is_something_new(tmp_path, toy_text):
     out = tmp_path / "run"
     flags = ["train", "--corpus", str(toy_text), *SMALL, "--steps", "2", "--out", str(out)]
@@ -354,6 +357,7 @@ def test_a_run_can_be_resumed_from_another_folder(tmp_path, toy_text, monkeypatc
     run("train", "--resume", "--out", "run", "--corpus", toy_text)
 
 
+@pytest.mark.slow
 def test_few_positions_are_enough_for_everything(tmp_path, toy_text):
     run(
         "train",
