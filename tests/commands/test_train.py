@@ -355,6 +355,7 @@ def test_a_run_can_be_resumed_from_another_folder(tmp_path, toy_text, monkeypatc
     run("train", *flags, *SMALL, "--steps", 4, "--stop-after", 2, "--out", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     run("train", "--resume", "--out", "run", "--corpus", toy_text)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["steps"] == 4
 
 
 @pytest.mark.slow
@@ -373,6 +374,9 @@ def test_few_positions_are_enough_for_everything(tmp_path, toy_text):
     )
     flags = ["--seq-len", 25, "--set", "max_position_embeddings=30"]
     run("train", *SMALL, *flags, "--steps", 2, "--out", tmp_path / "b")
+    for name in ("a", "b"):
+        summary = json.loads((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
+        assert summary["steps"] == 2 and np.isfinite(summary["val_loss"])
 
 
 def test_a_name_that_looks_like_mathematics_does_not_spoil_the_picture(tmp_path, toy_text):
