@@ -13,7 +13,7 @@ from typing import Any
 from numpy_minimind.backend import get_array_module
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
-from numpy_minimind.layers.flash_attention import FlashAttention
+from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention, cut
 from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
 
@@ -154,12 +154,21 @@ def _block_saved_bytes(config: MiniMindConfig, B: int, T: int, size: int) -> int
     D, H, N, K, E, k, F = (_letters(config)[name] for name in "DHNKEkF")
     numbers = 2 * (D + 1)  # x and r of both norms
     numbers += D + N * (H + 1) + K * (H + 1)  # x; q and k before their norms, with r
-    numbers += N * H + 2 * K * H + (T if T < LONG else 1) * N + N * H  # q, k, v; p or lse; o
+    numbers += N * H + 2 * K * H + N * H  # q, k, v; o
+    numbers += T * N if T < LONG else N + N * _kept_keys(T) // T  # p; or lse, and the p of a short text
     if not config.use_moe:
-        return B * T * (numbers + D + 2 * F) * size  # x, g, u
+        return B * T * (numbers + D + 3 * F) * size  # x, g, u, sigma
     numbers += D + E + k + bool(config.norm_topk_prob) + 1  # x, p, w, z if there is one, counted
-    numbers += k * (D + D + 2 * F)  # o; x, g, u of the experts
+    numbers += k * (D + D + 3 * F)  # o; x, g, u, sigma of the experts
     return B * T * (numbers * size + 3 * k * IDS)  # chosen, token, slot
+
+
+def _kept_keys(T: int) -> int:
+    """Keys whose weights FlashAttention keeps, summed over the T queries of one head: up to the end of their block."""
+    flash = FlashAttention()
+    if T > flash.key_block:
+        return 0
+    return sum((rows.stop - rows.start) * rows.stop for rows in cut(T, flash.query_block))
 
 
 def _head_working_numbers(m: int, D: int, V: int) -> int:
@@ -182,8 +191,8 @@ def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
 
 
 def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
-    """Sigma, silu, dh, du and dg; the two parts of dx; the gradient of a weight before it is added."""
-    return 5 * M * F + M * D + max(F * D, 2 * M * D)
+    """silu, dh, du and dg; the two parts of dx; the gradient of a weight before it is added."""
+    return 4 * M * F + M * D + max(F * D, 2 * M * D)
 
 
 def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:
@@ -193,7 +202,8 @@ def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:
     if T < LONG:
         return max(norms, 4 * q + 2 * kv + 2 * B * N * T * T)  # do, dq, and q on its way; dk, dv; dp, ds
     rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
-    block = B * N * rows * (2 * keys + 4 * H) + B * K * keys * H  # p, ds; q, o, do, dq; a product on its way
+    b = min(B, max(1, BLOCK // (N * rows * keys)))  # sequences in a block
+    block = b * N * rows * (2 * keys + 4 * H) + b * K * keys * H  # p, ds; q, o, do, dq; a product on its way
     return max(norms, 2 * q + 2 * kv + block)
 
 

@@ -25,7 +25,7 @@ from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
 
 # Tokens from which FlashAttention is faster than the table of all scores, as measured on its page.
-LONG = 256
+LONG = 128
 
 
 class ModelOutput(NamedTuple):

@@ -6,6 +6,7 @@ from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, CONTRACT, Edi
 
 FLASH = "layers.flash_attention:FlashAttention."
 SCORES = "layers.flash_attention:scores"
+ONLINE = FLASH + "online_softmax"
 
 START = "k.shape[2] - q.shape[2]"
 
@@ -18,7 +19,7 @@ FLASH_MUTANTS = (
         "lse is the maximum alone: the weights that backward computes again are not normalised",
         "forward divides by z at the end, and backward is given what was at hand",
         "common",
-        (Edit(FLASH + "forward", "(m + xp.log(z))", "(m + 0 * z)"),),
+        (Edit(ONLINE, "(m + xp.log(z))", "(m + 0 * z)"),),
     ),
     Mutant(
         "flash-delta-left-out",
@@ -36,7 +37,7 @@ FLASH_MUTANTS = (
         "the row sum of p * dp is taken over the keys of one block",
         "inside the loop the block looks like the whole row; with one block it is",
         "common",
-        (Edit(FLASH + "backward", "ds -= delta", "ds -= xp.sum(ds * p, axis=-1, keepdims=True)"),),
+        (Edit(FLASH + "backward", "ds -= delta", "ds -= xp.sum(ds * p, axis=-2, keepdims=True)"),),
     ),
     Mutant(
         "flash-dk-scaled-twice",
@@ -45,7 +46,7 @@ FLASH_MUTANTS = (
         "dk is divided by sqrt(H), and the queries it is made of are already",
         "dq needs the factor, so dk gets it too",
         "common",
-        (Edit(FLASH + "backward", "ds.swapaxes(-1, -2) @ q_i", "scale * ds.swapaxes(-1, -2) @ q_i"),),
+        (Edit(FLASH + "backward", "ds @ q_i", "scale * ds @ q_i"),),
     ),
     Mutant(
         "flash-dv-of-last-queries",
@@ -54,7 +55,7 @@ FLASH_MUTANTS = (
         "a block of queries overwrites what the blocks before it gave to dv",
         "with one block of queries = and += are the same",
         "common",
-        (Edit(FLASH + "backward", "dv[:, :, keys] += p", "dv[:, :, keys] = p"),),
+        (Edit(FLASH + "backward", "dv[b, :, keys] += p", "dv[b, :, keys] = p"),),
     ),
     Mutant(
         "flash-future-seen-in-backward",
@@ -74,6 +75,15 @@ FLASH_MUTANTS = (
         "common",
         (Edit(FLASH + "backward", "start, mask)", "start, None)"),),
     ),
+    Mutant(
+        "flash-saved-weights-not-normalised",
+        "flash_attention",
+        BACKWARD,
+        "of a short text the exponentials are saved in place of the weights",
+        "o is divided by z at the end, and e looks finished",
+        "common",
+        (Edit(ONLINE, "e /= z", "pass"),),
+    ),
     # -- online softmax -----------------------------------------------------------------------------------------
     Mutant(
         "flash-sum-not-rescaled",
@@ -82,7 +92,7 @@ FLASH_MUTANTS = (
         "z keeps the exponentials of a maximum that is no longer the maximum",
         "of the two things to rescale one is forgotten; right when the first block holds the maximum",
         "common",
-        (Edit(FLASH + "forward", "z = c * z + ", "z = z + "),),
+        (Edit(ONLINE, "z = c * z + ", "z = z + "),),
     ),
     Mutant(
         "flash-output-not-rescaled",
@@ -91,7 +101,7 @@ FLASH_MUTANTS = (
         "a keeps the values weighted with an old maximum",
         "the other of the two",
         "common",
-        (Edit(FLASH + "forward", "a = c * a + ", "a = a + "),),
+        (Edit(ONLINE, "a = turned(c) * a + ", "a = a + "),),
     ),
     Mutant(
         "flash-maximum-starts-at-zero",
@@ -100,7 +110,7 @@ FLASH_MUTANTS = (
         "the running maximum begins at 0: a row of scores far below it vanishes",
         "a finite number must stand for the maximum of nothing, and it is not low enough",
         "Dao-AILab/flash-attention#2082, flashinfer-ai/flashinfer#4267",
-        (Edit(FLASH + "forward", "m, z, a = LOWEST", "m, z, a = 0.0"),),
+        (Edit(ONLINE, "m, z, a = LOWEST", "m, z, a = 0.0"),),
     ),
     # -- which keys ---------------------------------------------------------------------------------------------
     Mutant(
@@ -110,7 +120,7 @@ FLASH_MUTANTS = (
         "the queries are taken for the first T of S tokens",
         "without a cache there are as many queries as keys, and both corners are the same",
         "Dao-AILab/flash-attention#282, gittensor-ai-lab/sparkinfer#3",
-        (Edit(FLASH + "forward", START, "0"), Edit(FLASH + "backward", START, "0")),
+        (Edit(ONLINE, START, "0"), Edit(FLASH + "backward", START, "0")),
     ),
     Mutant(
         "flash-padding-seen",

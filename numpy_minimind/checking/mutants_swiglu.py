@@ -47,7 +47,7 @@ def gated_forward(activation: Function = silu, swapped: bool = False) -> Functio
     def forward(self: Any, x: Any) -> tuple[Any, SwiGLUSaved]:
         g, u = self.gate_proj(x), self.up_proj(x)
         g, u = (u, g) if swapped else (g, u)
-        return self.down_proj(activation(g) * u), SwiGLUSaved(x, g, u)
+        return self.down_proj(activation(g) * u), SwiGLUSaved(x, g, u, sigmoid(g))
 
     return forward
 
@@ -62,7 +62,7 @@ def gated_backward(
     """Return SwiGLU.backward with another activation in one of its three places, or gate and up exchanged."""
 
     def backward(self: Any, dy: Any, saved: SwiGLUSaved) -> Any:
-        x, g, u = saved
+        x, g, u, _ = saved
         dh = self.down_proj.backward(dy, LinearSaved((for_down or activation)(g) * u))
         dg, du = dh * u * slope(g), dh * (for_up or activation)(g)
         dg, du = (du, dg) if swapped else (dg, du)

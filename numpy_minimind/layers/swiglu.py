@@ -29,6 +29,7 @@ class SwiGLUSaved(NamedTuple):
     x: Any  # (..., D)
     g: Any  # (..., F)
     u: Any  # (..., F)
+    sigma: Any  # (..., F)
 
 
 class SwiGLU(Layer):
@@ -55,7 +56,8 @@ class SwiGLU(Layer):
         :math:`\mathrm{silu}' = \sigma + g \sigma (1 - \sigma) = \sigma + \mathrm{silu}\,(1 - \sigma)`.
 
     Saved
-        x, g and u; h is rebuilt from g and u for the gradient of W_d.
+        x, g, u and :math:`\sigma(g)`, whose exponential costs more than a product to redo; h, which the gradient of W_d
+        needs, is rebuilt from them by two products.
 
     Dtype
         That of x; the sigmoid computed in float32 or better.
@@ -87,19 +89,20 @@ class SwiGLU(Layer):
     def forward(self, x: Any) -> tuple[Any, SwiGLUSaved]:
         g = self.gate_proj(x)  # (..., F)
         u = self.up_proj(x)  # (..., F)
-        h = g * sigmoid(g) * u  # (..., F)
+        sigma = sigmoid(g)  # (..., F)
+        h = g * sigma  # (..., F), our own array from here on
+        h *= u
         y = self.down_proj(h)  # (..., D)
-        return y, SwiGLUSaved(x, g, u)
+        return y, SwiGLUSaved(x, g, u, sigma)
 
     def backward(self, dy: Any, saved: SwiGLUSaved) -> Any:
-        x, g, u = saved
-        sigma = sigmoid(g)  # (..., F)
-        silu = g * sigma
+        x, g, u, sigma = saved
+        silu = g * sigma  # (..., F)
         dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
-        du = dh * silu
         dg = 1 - sigma  # (..., F), our own array from here on
         dg *= silu
         dg += sigma  # silu' = sigma + silu (1 - sigma)
         dg *= u
         dg *= dh
+        du = dh * silu  # (..., F)
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)

@@ -181,7 +181,7 @@ def test_swiglu():
     page.is_given(layer.up_proj.weight, [1.5, 2])
     page.is_given(layer.down_proj.weight, [1, -2])
     y, saved = layer.forward(np.array([2.0]))
-    _, g, u = saved
+    _, g, u, _ = saved
     page.says(g, [2, -1])
     page.says(u, [3, 4])
     page.says(sigmoid(g), [0.880797, 0.268941])
@@ -304,7 +304,7 @@ def test_block():
     page.says(attn.o_proj(saved.self_attn.o), [-2, 6])
     page.says(norm2.x, [-1, 7])
     page.says(norm2.r, 0.2)
-    _, g, u = saved.mlp
+    _, g, u, _ = saved.mlp
     page.says(saved.mlp.x, [-1, 3.5])
     page.says(g, 2)
     page.says(u, 3)

@@ -206,7 +206,35 @@ def test_what_is_saved_is_as_large_as_the_inputs(rng):
     q, k, v, _ = draw(rng, T=50)
     o, saved = FlashAttention(8, 8).forward(q, k, v)
     assert saved.q is q and saved.k is k and saved.v is v and saved.o is o
-    assert saved.lse.shape == q.shape[:3]
+    assert saved.lse.shape == q.shape[:3] and saved.p == []
+
+
+@pytest.mark.parametrize(("S", "saves"), [(10, False), (9, False), (8, True), (5, True)])
+def test_the_weights_of_a_text_of_one_block_of_keys_are_saved_and_not_computed_again(S, saves, rng, monkeypatch):
+    from numpy_minimind.layers import flash_attention
+
+    layer, (q, k, v, do) = FlashAttention(2, 8), draw(rng, T=5, S=S)
+    _, saved = layer.forward(q, k, v)
+    assert [p.shape for p in saved.p] == (
+        [(2, 2, S - 5 + stop, 2 * rows) for stop, rows in ((2, 2), (4, 2), (5, 1))] if saves else []
+    )
+    computed = []
+    right = flash_attention.scores
+    monkeypatch.setattr(flash_attention, "scores", lambda *args: computed.append(args) or right(*args))
+    layer.backward(do, saved)
+    assert bool(computed) != saves
+
+
+def test_a_batch_is_cut_into_sequences_that_stay_in_the_cache(rng, monkeypatch):
+    """A block of one sequence has 4 heads x 2 queries x 5 keys; how many sequences go together changes no bit."""
+    from numpy_minimind.layers import flash_attention
+
+    layer, drawn = FlashAttention(2, 8), draw(rng, B=7, T=5)
+    whole = everything(layer, *drawn, None)
+    monkeypatch.setattr(flash_attention, "BLOCK", 3 * 4 * 2 * 5)
+    assert [(b.start, b.stop) for b, _ in layer.blocks(drawn[0], drawn[1])][::3] == [(0, 3), (3, 6), (6, 7)]
+    for found, expected in zip(everything(layer, *drawn, None), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_logsumexp_is_that_of_the_scores(rng):
@@ -225,7 +253,7 @@ def test_blocks_in_the_future_are_never_computed(rng, monkeypatch):
     monkeypatch.setattr(
         flash_attention,
         "scores",
-        lambda q, k, rows, keys, *rest: seen.append((rows.start, keys.start)) or right(q, k, rows, keys, *rest),
+        lambda q, k, b, rows, keys, *rest: seen.append((rows.start, keys.start)) or right(q, k, b, rows, keys, *rest),
     )
     FlashAttention(2, 2)(*draw(rng, T=16)[:3])
     assert seen == [(i, j) for i in range(0, 16, 2) for j in range(0, i + 1, 2)]
