@@ -135,7 +135,7 @@ class FlashAttention(Layer):
             for keys in cut(start + rows.stop, self.key_block):
                 if not weights:
                     p = exp_in_place(scores(q_i, k, b, rows, keys, start, mask), lse_i)  # (b, K, keys, G * rows)
-                ds = v[b, :, keys] @ turned(do_i)  # dp first
+                ds = v[b, :, keys] @ turned_copy(do_i)  # dp first
                 ds -= delta
                 ds *= p  # (b, K, keys, G * rows)
                 dv[b, :, keys] += p @ do_i
@@ -169,18 +169,24 @@ def turned(x: Any) -> Any:
     return x.swapaxes(-1, -2)
 
 
+def turned_copy(x: Any) -> Any:
+    """Exchange rows and columns in memory too: for narrow heads, a product with a copy takes two thirds of the time."""
+    return get_array_module(x).ascontiguousarray(turned(x))
+
+
 def scores(q: Any, k: Any, b: slice, rows: slice, keys: slice, start: int, mask: Any) -> Any:
     """Return k q^T of a block of keys and a block of scaled queries, -inf where the key is hidden."""
-    s = k[b, :, keys] @ turned(q)  # (b, K, keys, G * rows)
-    if mask is None and keys.stop <= start + rows.start + 1:
+    s = k[b, :, keys] @ turned_copy(q)  # (b, K, keys, G * rows)
+    first = max(keys.start, start + rows.start + 1) if mask is None else keys.start
+    if first >= keys.stop:
         return s  # below the diagonal: every row sees every key
     xp = get_array_module(s)
-    visible = xp.arange(keys.start, keys.stop)[:, None] <= xp.arange(start + rows.start, start + rows.stop)
+    visible = xp.arange(first, keys.stop)[:, None] <= xp.arange(start + rows.start, start + rows.stop)
     if mask is not None:
         visible = visible & mask[b, None, keys, None]  # (b, 1, keys, rows)
     hidden = xp.where(visible, 0.0, -math.inf).astype(s.real.dtype)[..., None, :]  # (..., keys, 1, rows)
     by_head = s.reshape(*s.shape[:-1], -1, rows.stop - rows.start)  # (b, K, keys, G, rows), the same numbers
-    by_head += hidden  # once for all heads, faster than a choice for each
+    by_head[:, :, first - keys.start :] += hidden  # once for all heads, faster than a choice for each
     return s
 
 
