@@ -57,8 +57,9 @@ def flops(config: MiniMindConfig, batch: int, tokens: int) -> dict[str, Any]:
 
     By the usual convention every query counts with all T keys, also those in its future. `ScaledDotProduct` does just
     that. `FlashAttention` leaves out the blocks above the diagonal, nearly half of the attention's products for a long
-    text, and computes the scores a second time in backward; with checkpoint_activations the blocks' forward is done
-    twice. Neither changes this count, which is that of the task, not of the way.
+    text, and computes a long text's scores a second time in backward; with checkpoint_activations the blocks' forward
+    is done twice. Neither changes this count, which is that of the task, not of the way (`train --profile` counts what
+    is really done).
 
     Returns
     -------
@@ -166,7 +167,7 @@ def _block_saved_bytes(config: MiniMindConfig, B: int, T: int, size: int) -> int
 def _kept_keys(T: int) -> int:
     """Keys whose weights FlashAttention keeps, summed over the T queries of one head: up to the end of their block."""
     flash = FlashAttention()
-    if T > flash.key_block:
+    if flash.key_block < T:
         return 0
     return sum((rows.stop - rows.start) * rows.stop for rows in cut(T, flash.query_block))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, like, to_numpy
+from numpy_minimind.backend import get_array_module, like, read_numbers, to_numpy
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.generation.generate import CONFIG_EOS, generate
 from numpy_minimind.layer import Context, Layer
@@ -113,7 +113,7 @@ class MiniMindModel(Layer):
         )
 
     def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
-        x, embed_tokens = self.embed_tokens.forward(input_ids)  # (B, T, D)
+        x, embed_tokens = self.embed_tokens.forward(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
         for block in self.layers:
@@ -137,7 +137,7 @@ class MiniMindModel(Layer):
         self, input_ids: Any, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
     ) -> Any:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
-        x = self.embed_tokens(input_ids)  # (B, T, D)
+        x = self.embed_tokens(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         start = 0 if cache is None else cache.length
         context = self.context(input_ids.shape[1], mask, start)
         for i, block in enumerate(self.layers):
@@ -275,9 +275,18 @@ class MiniMindForCausalLM(Layer):
         return self.loss_and_grad_shifted(ids, self._shift(labels, ids.shape), attention_mask, num_items_in_batch)
 
     def loss_and_grad_shifted(
-        self, input_ids: Any, targets: Any, attention_mask: Any = None, num_items_in_batch: int | None = None
+        self,
+        input_ids: Any,
+        targets: Any,
+        attention_mask: Any = None,
+        num_items_in_batch: int | None = None,
+        read: bool = True,
     ) -> LossAndGrad:
-        """As `loss_and_grad`, for targets that are shifted already: targets[b, t] follows input_ids[b, t]."""
+        """As `loss_and_grad`, for targets that are shifted already: targets[b, t] follows input_ids[b, t].
+
+        Without `read` the losses stay where the model is, as arrays of no axes in float64: a device goes on computing
+        until somebody reads them.
+        """
         ids, mask = self._check_inputs(input_ids, attention_mask)
         targets = to_numpy(targets)
         check_targets(targets, ids.shape, self.config.vocab_size, self.cross_entropy.ignore_index)
@@ -290,18 +299,19 @@ class MiniMindForCausalLM(Layer):
         share = n_here / max(n, 1)
 
         (hidden, aux_loss), saved = self.model.forward(ids, mask)
-        ce_loss, head = self.linear_cross_entropy.forward(hidden, like(targets, hidden), n)
+        ce_loss, head = self.linear_cross_entropy.forward(hidden, targets, n)
         dhidden = self.linear_cross_entropy.backward(1.0, head)  # (B, T, D)
         del head, hidden
         self.model.backward(dhidden, share, saved, release=True)
-        ce, aux = float(ce_loss), float(aux_loss) * share
-        return LossAndGrad(ce + aux, ce, aux, n_here)
+        ce, aux = ce_loss.astype(np.float64), aux_loss.astype(np.float64) * share
+        losses: Any = (ce + aux, ce, aux)
+        loss, ce, aux = read_numbers(*losses) if read else losses
+        return LossAndGrad(loss, ce, aux, n_here)
 
     def loss_shifted(self, input_ids: Any, targets: Any, attention_mask: Any = None) -> float:
         """Return the mean cross-entropy of targets that are shifted already; inference, no gradient."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
-        hidden = self.model(ids, mask)
-        return float(self.linear_cross_entropy(hidden, like(to_numpy(targets), hidden)))
+        return float(self.linear_cross_entropy(self.model(ids, mask), to_numpy(targets)))
 
     # -- inference -----------------------------------------------------------------------------------------------
 
@@ -391,9 +401,9 @@ class MiniMindForCausalLM(Layer):
 
     def _check_inputs(
         self, input_ids: Any, attention_mask: Any, cache: KVCache | None = None
-    ) -> tuple[Any, np.ndarray | None]:
-        """Return (ids on the model's device, host mask (B, S) or None if nothing is padding), or say what is wrong."""
-        ids = input_ids if hasattr(input_ids, "ndim") else np.asarray(input_ids)
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return (ids, mask (B, S) or None if nothing is padding), both on the host, or say what is wrong."""
+        ids = to_numpy(input_ids)
         if ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"input_ids must have shape (batch, tokens), neither of them 0, got shape {ids.shape}")
         check_ids(ids, self.config.vocab_size)
@@ -409,7 +419,7 @@ class MiniMindForCausalLM(Layer):
             )
         earlier = None if cache is None else cache.mask
         mask = None if attention_mask is None else check_mask(to_numpy(attention_mask), B, T, held)
-        return like(ids, self.model.embed_tokens.weight.data), whole_mask(mask, earlier, B, T, held)
+        return ids, whole_mask(mask, earlier, B, T, held)
 
     def _shift(self, labels: Any, shape: tuple[int, ...]) -> np.ndarray:
         """Move labels one to the left: the target of position t is label t + 1, of the last position none."""

@@ -178,6 +178,42 @@ def step_parts(path: str | Path, steps: Mapping[str, Mapping[str, float]]) -> Pa
     return save(fig, path)
 
 
+def crossover(path: str | Path, widths: Sequence[int], tokens_per_s: Mapping[str, Sequence[float]]) -> Path:
+    """Draw how fast training is on two devices, by the width of the model, and where the second overtakes the first.
+
+    Parameters
+    ----------
+    path : path
+        Of the PNG to write.
+    widths : sequence
+        Rising.
+    tokens_per_s : mapping from the name of a device to a number for each width
+        The CPU first.
+    """
+    fig, ax = figure(7.2, 4.2)
+    for (device, speeds), colour in zip(tokens_per_s.items(), (TRAIN, HELD_OUT)):
+        ax.loglog(widths, speeds, "o-", color=colour, linewidth=2, markersize=4, label=device)
+    first, second = tokens_per_s.values()
+    won = [width for width, a, b in zip(widths, first, second) if b > a]
+    said = f"the GPU is faster from width {won[0]}" if won else "the CPU is faster at each of these widths"
+    if won:
+        ax.axvline(won[0], color=SOFT, linewidth=1, linestyle=":")
+    ax.set_xticks(list(widths), [str(width) for width in widths])
+    steps = [m * 10.0**e for e in range(-2, 9) for m in (1, 2, 5)]
+    low = max(step for step in steps if step <= min(*first, *second))
+    high = min(step for step in steps if step >= max(*first, *second))
+    ticks = [step for step in steps if low <= step <= high]
+    ax.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
+    ax.set_ylim(0.9 * low, 1.1 * high)
+    ax.minorticks_off()
+    ax.grid(axis="y", color="#e6e9f0", lw=0.8)
+    ax.set_xlabel("width of the model", color=INK)
+    ax.set_ylabel("tokens/s, training", color=INK)
+    ax.set_title(f"Training on CPU and GPU: {said}", color=INK, fontsize=11, loc="left")
+    ax.legend(frameon=False, fontsize=9, labelcolor=INK)
+    return save(fig, path)
+
+
 # -- gradient checks -------------------------------------------------------------------------------------------------
 
 CURVE_COLOURS = ("#1f5fa8", "#c2571a", "#2f8f5b", "#7a4fa3", "#3f9bb3", "#a8456b")

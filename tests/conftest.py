@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+from collections.abc import Iterator
 
 # Before NumPy is loaded: for matrices as small as those of the tests a second thread only waits, on a loaded
 # machine for seconds. Child processes inherit it.
@@ -30,6 +31,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.enviro
 def rng() -> np.random.Generator:
     """A generator with a fixed seed, a fresh one for each test."""
     return np.random.default_rng(20260821)
+
+
+def pytest_generate_tests(metafunc):
+    """Give a test that uses `backend` both of them, unless its subject exists on the host alone."""
+    if "backend" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker
+        strict = pytest.param("strict", marks=[pytest.mark.slow] if marked("quick_on_host") else [])
+        metafunc.parametrize("backend", ["numpy"] if marked("host") else ["numpy", strict], indirect=True)
+
+
+@pytest.fixture
+def backend(request, monkeypatch) -> Iterator[str]:
+    """Run the test on NumPy, and again on a stand-in that refuses what CuPy refuses: see `both_backends`."""
+    if request.param == "numpy":
+        yield "numpy"
+        return
+    from both_backends import behind_the_border, with_fewer_examples
+
+    with_fewer_examples(request.function, monkeypatch)
+    with behind_the_border(request.module, monkeypatch):
+        yield "strict"
 
 
 @functools.cache

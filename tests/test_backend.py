@@ -1,10 +1,12 @@
 """The backend: which module computes on which array, devices that are not there, scatter-add and top-k."""
 
+import math
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import strict_cupy
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dtypes, seeds
@@ -12,7 +14,9 @@ from strategies import dtypes, seeds
 from numpy_minimind import backend
 from numpy_minimind.backend import (
     get_array_module,
+    is_on_host,
     like,
+    read_numbers,
     register,
     row_max,
     scatter_add,
@@ -20,6 +24,8 @@ from numpy_minimind.backend import (
     to_numpy,
     top_k,
 )
+
+both = pytest.mark.usefixtures("backend")
 
 
 class Elsewhere:
@@ -71,6 +77,22 @@ def test_like_moves_only_what_lives_elsewhere(stand_in):
     assert like(there, there) is there
 
 
+def test_what_lives_elsewhere_is_not_on_the_host(stand_in):
+    assert is_on_host(np.zeros(2)) and is_on_host(1.0) and not is_on_host(Elsewhere(np.zeros(2)))
+
+
+def test_numbers_are_read_as_python_floats():
+    found = read_numbers(1, np.float32(0.1), np.array(2.5), math.inf)
+    assert found == [1.0, float(np.float32(0.1)), 2.5, math.inf] and {type(x) for x in found} == {float}
+
+
+def test_numbers_of_a_device_are_read_at_once():
+    with strict_cupy.install() as xp, strict_cupy.recording() as record:
+        found = read_numbers(xp.asarray(np.float32(0.1)), 0.25, xp.ones((), int))
+    assert found == [float(np.float32(0.1)), 0.25, 1.0] and {type(x) for x in found} == {float}
+    assert record.reads == ["get"]
+
+
 def test_cpu_is_always_there():
     a = np.arange(3)
     assert to_device(a, "cpu") is a
@@ -82,15 +104,52 @@ def test_an_unknown_device_is_refused(device):
         to_device(np.zeros(2), device)
 
 
+class RuntimeFails(Exception):
+    """What CuPy raises for an error of the CUDA runtime."""
+
+
+def cupy_that_finds(driver, devices):
+    """CuPy as it is without a device; `devices` is their number, or the error that counting them ends with."""
+
+    def count():
+        if isinstance(devices, str):
+            raise RuntimeFails(devices)
+        return devices
+
+    runtime = SimpleNamespace(driverGetVersion=lambda: driver, getDeviceCount=count, CUDARuntimeError=RuntimeFails)
+    return SimpleNamespace(is_available=lambda: False, cuda=SimpleNamespace(runtime=runtime))
+
+
 def test_cuda_without_cupy_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(RuntimeError, match="CuPy is not installed: install the extra gpu-cuda12x or gpu-cuda13x"):
         to_device(np.zeros(2), "cuda")
 
 
-def test_cuda_without_a_device_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(is_available=lambda: False))
-    with pytest.raises(RuntimeError, match="no CUDA driver or no device"):
+def test_a_cupy_that_cannot_be_imported_is_not_called_absent(monkeypatch, tmp_path):
+    (tmp_path / "cupy.py").write_text("import numpy.nothing", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match=r"CuPy cannot be imported \(No module named 'numpy.nothing'\)"):
+        to_device(np.zeros(2), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("driver", "devices", "found"),
+    [
+        (0, "cudaErrorInsufficientDriver", "there is no CUDA driver: install NVIDIA's driver"),
+        (
+            12040,
+            "cudaErrorNoDevice: none is detected",
+            r"the CUDA driver 12.4 finds no device \(cudaErrorNoDevice: none",
+        ),
+        (11020, "cudaErrorInsufficientDriver: too old", r"the CUDA driver 11.2 finds no device \(.*: too old\)"),
+        (13000, 0, "the CUDA driver 13.0 finds 0 devices: check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_cuda_without_a_device_says_what_was_found(driver, devices, found, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", cupy_that_finds(driver, devices))
+    with pytest.raises(RuntimeError, match=f"CuPy is installed, but {found}.*, or use device 'cpu'"):
         to_device(np.zeros(2), "cuda")
 
 
@@ -106,18 +165,21 @@ def test_cuda_with_a_device_moves_and_registers(monkeypatch, stand_in):
 # -- scatter-add -----------------------------------------------------------------------------------------------
 
 
+@both
 def test_an_index_that_repeats_gets_every_row():
     target = np.zeros((3, 2))
     scatter_add(target, np.array([2, 2, 2]), np.ones((3, 2)))
     np.testing.assert_array_equal(target, [[0, 0], [0, 0], [3, 3]])
 
 
+@both
 def test_no_rows_change_nothing():
     target = np.ones((3, 2), np.float32)
     scatter_add(target, np.array([], int), np.zeros((0, 2), np.float32))
     np.testing.assert_array_equal(target, np.ones((3, 2)))
 
 
+@both
 def test_read_only_rows_and_indices_do():
     target, index = np.zeros((4, 2)), np.array([3, 0, 3])
     index.flags.writeable = False
@@ -125,6 +187,7 @@ def test_read_only_rows_and_indices_do():
     np.testing.assert_array_equal(target, [[1, 2], [0, 0], [0, 0], [2, 4]])
 
 
+@both
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 40), dtypes, seeds)
 def test_scatter_add_is_np_add_at(rows, width, count, dtype, seed):
     rng = np.random.default_rng(seed)
@@ -143,6 +206,7 @@ def test_scatter_add_is_np_add_at(rows, width, count, dtype, seed):
 # -- top-k -----------------------------------------------------------------------------------------------------
 
 
+@both
 @pytest.mark.parametrize(
     ("x", "k", "right"),
     [
@@ -156,6 +220,7 @@ def test_the_largest_first_and_the_lowest_index_on_ties(x, k, right):
     np.testing.assert_array_equal(top_k(np.array(x), k), right)
 
 
+@both
 @given(st.integers(1, 5), st.integers(1, 9), dtypes, seeds, st.data())
 def test_top_k_is_a_sort_by_falling_value_and_rising_index(rows, columns, dtype, seed, data):
     k = data.draw(st.integers(1, columns))
@@ -164,6 +229,7 @@ def test_top_k_is_a_sort_by_falling_value_and_rising_index(rows, columns, dtype,
     np.testing.assert_array_equal(top_k(x, k), right)
 
 
+@both
 def test_scatter_add_tells_indices_apart_that_share_their_low_bytes(rng):
     index = np.array([3, 3 + 2**8, 3, 3 + 2**16, 3 + 2**8, 3])
     rows = rng.standard_normal((6, 4))
@@ -173,12 +239,13 @@ def test_scatter_add_tells_indices_apart_that_share_their_low_bytes(rng):
     np.testing.assert_allclose(target, right, rtol=1e-15)
 
 
+@both
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_the_largest_of_each_row(dtype, rng):
     x = rng.standard_normal((3, 4, 7)).astype(dtype)
     x[0, 1] = -np.inf
     np.testing.assert_array_equal(row_max(x), np.max(x, axis=-1, keepdims=True))
     x[1, 2, 3], x[2, 3] = np.nan, np.nan
-    found = row_max(x)
-    assert found[1, 2, 0] == np.nanmax(x[1, 2])
+    found, rest = row_max(x), np.nanmax(x[1, 2])
+    assert found[1, 2, 0] == rest or np.isnan(found[1, 2, 0])
     assert np.isnan(found[2, 3, 0])

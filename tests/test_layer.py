@@ -7,6 +7,8 @@ from helpers import model_of
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import Linear, RMSNorm, Softmax
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 class Pair(Layer):
     """A parameter of its own, a list of layers, and a head that shares the first one's weight."""

@@ -31,6 +31,8 @@ from numpy_minimind.layers import CrossEntropyLoss, Embedding, Linear
 from numpy_minimind.layers.rope import rope_frequencies
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
 dense_and_experts = pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["dense", "experts"])
 
@@ -191,6 +193,7 @@ def test_decoding_equals_the_full_forward_at_every_split(fields, dtype, toleranc
         assert_close(decoded(model, ids, cut), full, tolerance, f"logits of parts cut at {cut}")
 
 
+@pytest.mark.quick_on_host
 @dense_and_experts
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-5)])
 def test_decoding_of_a_left_padded_batch_equals_the_full_forward_at_every_split(fields, dtype, tolerance, rng):
@@ -635,6 +638,7 @@ def trained(cfg, ids, steps, lr=3e-3, seed=0):
     return losses, model, optimizer
 
 
+@pytest.mark.quick_on_host
 @pytest.mark.parametrize("use_moe", [False, True], ids=["dense", "experts"])
 def test_one_batch_of_random_ids_can_be_learnt_by_heart(use_moe, rng):
     ids = rng.integers(0, 97, (6, 16))
@@ -715,6 +719,7 @@ def of_depth(layers):
     return MiniMindForCausalLM(cfg, rng=np.random.default_rng(0))
 
 
+@pytest.mark.host
 def test_inference_holds_the_arrays_of_one_block_at_a_time(rng):
     ids, shallow, deep = rng.integers(0, 67, (4, 128)), of_depth(2), of_depth(8)
     inference = peak(lambda: deep(ids))
@@ -722,6 +727,7 @@ def test_inference_holds_the_arrays_of_one_block_at_a_time(rng):
     assert inference < 0.3 * peak(lambda: deep.forward(ids))
 
 
+@pytest.mark.host
 def test_loss_and_grad_drops_what_a_block_saved_as_it_goes_back(rng, monkeypatch):
     """Bytes that are held when the first block, the last one to go back, begins."""
     model, ids = of_depth(8), rng.integers(0, 67, (4, 128))
@@ -745,6 +751,7 @@ def test_loss_and_grad_drops_what_a_block_saved_as_it_goes_back(rng, monkeypatch
     assert held[0] < 0.25 * held[1]
 
 
+@pytest.mark.host
 def test_nothing_of_a_call_stays_in_memory(rng):
     model, ids = of_depth(4), rng.integers(0, 67, (4, 128))
     model.loss_and_grad(ids, ids)
@@ -805,6 +812,7 @@ def test_computing_the_blocks_again_changes_no_bit(fields, rng):
     assert all(ours[name].tobytes() == right[name].tobytes() for name in right)
 
 
+@pytest.mark.host
 def test_computing_the_blocks_again_takes_the_memory_of_one_block(rng):
     model, ids = of_depth(8), rng.integers(0, 67, (4, 128))
     model.loss_and_grad(ids, ids)  # every gradient exists from here on
@@ -822,6 +830,7 @@ def in_blocks(monkeypatch, long):
     monkeypatch.setattr("numpy_minimind.layers.flash_attention.FlashAttention.__init__.__defaults__", (2, 3))
 
 
+@pytest.mark.quick_on_host
 @dense_and_experts
 @pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left-padded"])
 def test_attention_in_blocks_decodes_as_the_table_of_scores_does(fields, mask, rng, monkeypatch):
@@ -837,6 +846,7 @@ def test_attention_in_blocks_decodes_as_the_table_of_scores_does(fields, mask, r
         assert_close(found[counted], full[counted], 1e-12, f"logits of parts cut at {cut}")
 
 
+@pytest.mark.host
 def test_a_long_text_takes_memory_in_proportion_to_its_length(rng):
     def taken(tokens):
         cfg = MiniMindConfig.preset("tiny", vocab_size=67, num_hidden_layers=1, hidden_size=16, head_dim=4)

@@ -83,6 +83,7 @@ def test_every_test_that_the_invariants_name_exists():
 # -- N: numerics -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_N01_a_row_that_is_all_padding_is_finite_where_added_masks_overflow(dtype):
     """Our masks are booleans, combined before they are used once; two added ones would be minus infinity."""
@@ -139,6 +140,7 @@ def test_R06_both_spellings_of_yarn_agree_for_minimind_s_head_width():
 # -- A: attention ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
 def test_A07_padding_on_the_right_changes_nothing_and_its_row_learns_nothing(masked):
     """[4, 5, 6] and [4, 5, 6, pad, pad]: causality alone keeps the padding out of a dense model."""
@@ -158,6 +160,7 @@ def test_A07_padding_on_the_right_changes_nothing_and_its_row_learns_nothing(mas
 # -- L: loss ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 def test_L02_the_optimizer_survives_a_batch_without_labels():
     model, ids = model_of(np.float32, use_moe=True), np.arange(8).reshape(2, 4)
     optimizer = AdamW(model.named_parameters(), weight_decay=0.0)
@@ -185,6 +188,7 @@ def trainer_of(accumulate, **fields):
     return Trainer(model, optimizer, stream, steps=9, lr=1e-3, clip=1e9, accumulate=accumulate), drawn
 
 
+@pytest.mark.usefixtures("backend")
 def test_L05_an_update_takes_exactly_its_micro_batches_and_nothing_leaks_into_the_next():
     """Batches never run out, so none is left over: every update is of `accumulate` batches, with their mean."""
     trainer, drawn = trainer_of(accumulate=4)
@@ -201,6 +205,7 @@ def test_L05_an_update_takes_exactly_its_micro_batches_and_nothing_leaks_into_th
     assert_close(gradients_of(trainer.model), gradients_of(fresh), 1e-12)
 
 
+@pytest.mark.usefixtures("backend")
 def test_L05_a_lone_micro_batch_has_a_full_size_gradient():
     trainer, drawn = trainer_of(accumulate=1)
     before = {name: a.copy() for name, a in trainer.model.state_dict().items()}
@@ -215,6 +220,7 @@ def test_L05_a_lone_micro_batch_has_a_full_size_gradient():
 # -- M: mixture of experts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 def test_M02_evaluation_does_not_count_the_auxiliary_loss(rng):
     model, ids = model_of(use_moe=True, router_aux_loss_coef=5.0), rng.integers(0, 23, (2, 6))
     found = model.loss_and_grad(ids, ids)
@@ -222,6 +228,7 @@ def test_M02_evaluation_does_not_count_the_auxiliary_loss(rng):
     assert evaluate(model, [Batch(ids[:, :-1], ids[:, 1:])]) == (pytest.approx(found.ce_loss, rel=1e-12), 10)
 
 
+@pytest.mark.usefixtures("backend")
 def test_M03_the_auxiliary_losses_of_two_layers_are_not_pooled():
     """Layer 0 sends everything to expert 0, layer 1 to expert 1: 2 + 2, where a pooled load would give 1."""
     model = model_of(use_moe=True, num_experts=2, router_aux_loss_coef=1.0, num_hidden_layers=2)

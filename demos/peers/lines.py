@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from numpy_minimind import MiniMindConfig
+from numpy_minimind.training.parallel import worthwhile_threads
 
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {  # name: (fields, rows of a batch, tokens of a row, largest share of PyTorch's time)
@@ -41,19 +42,28 @@ def lines(works, sizes, threads):
     """Yield the lines; all but training is measured at the last of the sizes."""
     for size in sizes if "train" in works else ():
         fields, B, T, limit = SIZES[size]
-        work = (MiniMindConfig(**fields), B, T, threads)
+        config = MiniMindConfig(**fields)
+        work, best = (config, B, T, threads), worthwhile_threads(config, B, T, threads)
+        peers = {
+            "torch": ("peers.torch_minimind:torch_train", work),
+            "torch-compile": ("peers.torch_minimind:torch_train", (*work, True)),
+        }
+        if best < threads:  # what fewer threads do for us, they may do for others
+            for name, compiled in (("torch", False), ("torch-compile", True)):
+                peers[f"{name}, {best} of {threads} threads"] = (
+                    "peers.torch_minimind:torch_train",
+                    (config, B, T, best, compiled),
+                )
         yield Line(
             f"train {size}, {B} x {T} tokens",
             B * T,
             {
-                OURS: ("peers.programs:numpy_train", work),
+                OURS: ("peers.programs:numpy_train", (config, B, T, best)),
                 WHOLE: ("peers.programs:products_train", (*work, False)),
                 SHARDS: ("peers.programs:products_train", (*work, True)),
-                "torch": ("peers.torch_minimind:torch_train", work),
-                "torch-compile": ("peers.torch_minimind:torch_train", (*work, True)),
+                **peers,
             },
-            [Target("time", ("torch", "torch-compile"), limit)]
-            + [Target("time", (WHOLE, SHARDS), 1.15)] * (size == "minimind3"),
+            [Target("time", tuple(peers), limit)] + [Target("time", (WHOLE, SHARDS), 1.15)] * (size == "minimind3"),
             ("peers.torch_minimind:training_differs_by", *work),
         )
     size = sizes[-1]

@@ -11,10 +11,12 @@ from numpy_minimind.measuring.floors import DecodeFloor, Floor
 from numpy_minimind.measuring.machine import limit_blas
 from numpy_minimind.measuring.products import forward_products, shares, training_products
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
+from numpy_minimind.training.parallel import worthwhile_threads
 
 
 def parts_of_a_step(config, batch, tokens, threads, repeat):
     """Seconds of a training step, by what they are spent on."""
+    threads = worthwhile_threads(config, batch, tokens, threads)
     with limit_blas(threads):
         return measure_train(config, batch, tokens, threads, repeat)["parts"]
 
@@ -30,7 +32,7 @@ def products_train(config, batch, tokens, threads, cut):
 
 
 def numpy_prefill(config, tokens, threads):
-    return Prefill(config, 1, tokens)
+    return Prefill(config, 1, tokens, threads)
 
 
 def products_prefill(config, tokens, threads):

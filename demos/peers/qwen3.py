@@ -43,8 +43,8 @@ class Qwen3Prefill:
 class Qwen3Decode:
     """Writing tokens, the most likely one each time, in a bare loop: `generate` would add work of its own."""
 
-    def __init__(self, config, ids, tokens):
-        self.model, self.ids, self.tokens = qwen3(config), torch.from_numpy(ids), tokens
+    def __init__(self, config, ids, tokens, device="cpu"):
+        self.model, self.ids, self.tokens = qwen3(config).to(device), torch.from_numpy(ids).to(device), tokens
         # Newer versions call past_key_values cache.
         self.cache = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
 
@@ -57,6 +57,7 @@ class Qwen3Decode:
             cache = {self.cache: out[self.cache]}
             out = self.model(self.written[-1], **cache, use_cache=True, logits_to_keep=1)
             self.written.append(out.logits[:, -1].argmax(-1, keepdim=True))
+        self.written[-1].cpu()  # waits for a GPU
         return time.perf_counter() - began
 
 

@@ -96,14 +96,14 @@ class TorchMiniMind(nn.Module):
 class TorchTrainStep:
     """A training step; a call returns its seconds. As `numpy_minimind.measuring.workloads.TrainStep`."""
 
-    def __init__(self, config, inputs, targets, compiled=False):
-        self.model = TorchMiniMind(config, inputs.shape[1])
+    def __init__(self, config, inputs, targets, compiled=False, device="cpu"):
+        self.model = TorchMiniMind(config, inputs.shape[1]).to(device)
         self.loss_of = torch.compile(self.model, dynamic=False) if compiled else self.model
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         gains = [p for p in self.model.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": gains, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
-        self.inputs, self.targets = torch.from_numpy(inputs), torch.from_numpy(targets)
+        self.inputs, self.targets = torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
         self.loss = 0.0
 
     def __call__(self):

@@ -129,7 +129,7 @@ FLASH_MUTANTS = (
         "padding is not hidden",
         "the causal mask is made from the block's place, and the other mask is left to the caller",
         "common",
-        (Edit(SCORES, "if mask is None and ", "mask = None\n    if "),),
+        (Edit(SCORES, "s = k[b, ", "mask = None\n    s = k[b, "),),
     ),
     # -- promises -----------------------------------------------------------------------------------------------
     Mutant(

@@ -42,7 +42,7 @@ HEAD_MUTANTS = (
         "dh of the rows that count is written side by side, as if the others did not exist",
         "the chunks are cut from the rows that count, and their places there are at hand",
         "common",
-        (Edit(HEAD + "chunks", "yield m,", "yield slice(start, start + len(t[m])),"),),
+        (Edit(HEAD + "chunks", "yield m,", "yield slice(start, start + len(t_m)),"),),
     ),
     Mutant(
         "head-loss-ignored-rows-left-over",
@@ -61,7 +61,7 @@ HEAD_MUTANTS = (
         "each chunk is divided by its own labels: the loss is a sum of means",
         "the loss layer does so by itself when nobody tells it n",
         "common",
-        (Edit(HEAD + "chunks", "t[m], n", "t[m], len(t[m])"),),
+        (Edit(HEAD + "chunks", "t_m, n", "t_m, len(t_m)"),),
     ),
     Mutant(
         "head-loss-remainder-dropped",

@@ -117,8 +117,8 @@ TRAINING_MUTANTS = (
         "common",
         Edit(
             LOOP,
-            "self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n)",
-            "(self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n), "
+            "self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False)",
+            "(self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False), "
             "clip_grad_norm(self.model.named_parameters(), self.clip))[0]",
         ),
     ),
@@ -127,7 +127,7 @@ TRAINING_MUTANTS = (
         "each micro-batch is divided by its own labels: a short one weighs as much as a long one",
         "loss / accumulate is what every tutorial says",
         "jingyaogong/minimind#749, Lightning-AI/pytorch-lightning#4653",
-        Edit(LOOP, "batch.attention_mask, n)", "batch.attention_mask, batch.n_tokens * self.accumulate)"),
+        Edit(LOOP, "batch.attention_mask, n, ", "batch.attention_mask, batch.n_tokens * self.accumulate, "),
     ),
     training(
         "loop-gradients-not-zeroed",

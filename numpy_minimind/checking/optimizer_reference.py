@@ -152,7 +152,9 @@ class StandIn:
         for _, parameter in self.named_parameters():
             parameter.zero_grad()
 
-    def loss_and_grad_shifted(self, inputs: Any, targets: Any, attention_mask: Any, n: int) -> LossAndGrad:
+    def loss_and_grad_shifted(
+        self, inputs: Any, targets: Any, attention_mask: Any, n: int, read: bool = True
+    ) -> LossAndGrad:
         total = inputs.sum(axis=0) / n
         self.matrix.grad += total[:2]
         self.gain.grad += total[2:]

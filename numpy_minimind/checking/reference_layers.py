@@ -119,7 +119,7 @@ def shares(scores: Any, queries: int = 1, mask: Any = None, blocks: tuple[int, i
     q, k, v = np.zeros((queries, S)), np.zeros((S, S)), np.eye(S)
     q[:, 0], k[:, 0] = math.sqrt(S), scores
     keys = None if mask is None else np.array([mask], bool)
-    return FlashAttention(*blocks)(*(x[None, None] for x in (q, k, v)), keys)[0, 0]
+    return FlashAttention(*blocks)(q[None, None], k[None, None], v[None, None], keys)[0, 0]
 
 
 def two_keys_in_blocks(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 The floor is the time of the matrix products alone: those of the same work, by the same library, on arrays that are
 there already. For decoding it is the reading of every weight once a token. Work and floor are measured in turns, the
-peak memory in a process of its own.
+peak memory in a process of its own. On a GPU each call waits until it is done; its memory is what CuPy's pool holds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from numpy_minimind.commands.common import add_device, device_of, require_one_thread
 from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
 from numpy_minimind.measuring.clocks import Task, interleaved, spread
 from numpy_minimind.measuring.floors import DecodeFloor, Floor, prefill_floors, training_floors
-from numpy_minimind.measuring.machine import default_threads, limit_blas, machine, peak_bytes
+from numpy_minimind.measuring.machine import (
+    default_threads,
+    device_name,
+    limit_blas,
+    machine,
+    peak_bytes,
+    peak_device_bytes,
+)
 from numpy_minimind.measuring.products import forward_products, training_products
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
+from numpy_minimind.threads import available_threads
+from numpy_minimind.training.parallel import worthwhile_threads
 
 HELP = "measure speed and memory"
 EXAMPLE = "bench train --preset toy --batch-size 16 --seq-len 128"
@@ -57,15 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for name, (defaults, text) in COUNTS.items():
             if work in defaults:
                 _add_count(sub, name, text, defaults[work])
-        _add_count(sub, "threads", "threads to compute with", None)
+        chosen = "as train would choose" if work == "train" else "the BLAS library's own choice"
+        _add_count(sub, "threads", "threads to compute with", chosen)
+        add_device(sub)
         _add_count(sub, "repeat", "times that count, after one that does not", 5)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _add_count(parser: argparse.ArgumentParser, name: str, text: str, default: int | None) -> None:
-    note = "the BLAS library's own choice" if default is None else default
-    flag = f"--{name.replace('_', '-')}"
-    parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {note})")
+def _add_count(parser: argparse.ArgumentParser, name: str, text: str, default: int | str) -> None:
+    """Add a flag for a number; a default in words is worked out later."""
+    flag, number = f"--{name.replace('_', '-')}", default if isinstance(default, int) else None
+    parser.add_argument(flag, type=int, default=number, metavar="N", help=f"{text} (default {default})")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -75,11 +87,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if count is not None and count < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
     config = MiniMindConfig.preset(args.preset, **dict(field_and_value(text) for text in args.set))
-    counts["threads"] = counts["threads"] or default_threads()
+    device = device_of(args)
+    require_one_thread(device, counts["threads"] or 1)
+    counts["threads"] = counts["threads"] or threads_of(args.work, config, counts, device)
     check_length(config, counts)
     with limit_blas(counts["threads"]):
-        measured = MEASURES[args.work](config, **counts)
-    return {"work": args.work, "preset": args.preset, "set": args.set, **counts, **measured, "machine": machine()}
+        measured = MEASURES[args.work](config, **counts, device=device)
+    about = {"device": device, "device_name": device_name(device), "machine": machine()}
+    return {"work": args.work, "preset": args.preset, "set": args.set, **counts, **measured, **about}
+
+
+def threads_of(work: str, config: MiniMindConfig, counts: dict[str, Any], device: str) -> int:
+    """Return how many threads the work has by default: training what `train` would choose."""
+    if device != "cpu":
+        return 1
+    if work == "train":
+        return worthwhile_threads(config, counts["batch_size"], counts["seq_len"], available_threads())
+    return default_threads()
 
 
 def check_length(config: MiniMindConfig, counts: dict[str, Any]) -> None:
@@ -90,13 +114,15 @@ def check_length(config: MiniMindConfig, counts: dict[str, Any]) -> None:
         raise ValueError(f"{length} tokens a row are more than max_position_embeddings {limit} allows")
 
 
-def measure_train(config: MiniMindConfig, batch_size: int, seq_len: int, threads: int, repeat: int) -> dict[str, Any]:
-    """Measure training steps, and where their time goes."""
+def measure_train(
+    config: MiniMindConfig, batch_size: int, seq_len: int, threads: int, repeat: int, device: str = "cpu"
+) -> dict[str, Any]:
+    """Measure training steps and, on the CPU, where their time goes."""
     if config.dropout:
         raise ValueError(f"dropout {config.dropout} is not implemented in training: leave it at 0")
-    peak = peak_bytes(train_step, config, batch_size, seq_len, threads)
-    step = TrainStep(config, batch_size, seq_len, threads)
-    floors = training_floors(config, batch_size, seq_len, threads)
+    peak = peak_of(device, train_step, config, batch_size, seq_len, threads)
+    step = TrainStep(config, batch_size, seq_len, threads, device)
+    floors = training_floors(config, batch_size, seq_len, threads, device)
     inside: dict[str, list[float]] = {"attention": [], "optimizer": []}
 
     def timed_step() -> float:
@@ -109,33 +135,36 @@ def measure_train(config: MiniMindConfig, batch_size: int, seq_len: int, threads
     attention, optimizer = (spread(seconds[1:])["median"] for seconds in inside.values())
     products = result["floor_seconds"] - result.pop("attention_products_seconds")
     whole = result["seconds"]["median"]
-    result["parts"] = {
-        "products": products,
-        "attention": attention,
-        "optimizer": optimizer,
-        "element_wise": whole - products - attention - optimizer,
-    }
+    if device == "cpu":
+        result["parts"] = {
+            "products": products,
+            "attention": attention,
+            "optimizer": optimizer,
+            "element_wise": whole - products - attention - optimizer,
+        }
     flops = sum(p.flops for p in training_products(config, batch_size, seq_len))
     return {**result, "flops": flops, "flops_per_s": flops / whole, "peak_bytes": peak}
 
 
-def measure_prefill(config: MiniMindConfig, batch_size: int, tokens: int, threads: int, repeat: int) -> dict[str, Any]:
+def measure_prefill(
+    config: MiniMindConfig, batch_size: int, tokens: int, threads: int, repeat: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Measure the reading of a prompt."""
-    peak = peak_bytes(prefill, config, batch_size, tokens, threads)
-    floors = prefill_floors(config, batch_size, tokens, threads)
-    result = against_floors(Prefill(config, batch_size, tokens), floors, repeat, batch_size * tokens)
+    peak = peak_of(device, prefill, config, batch_size, tokens, threads)
+    floors = prefill_floors(config, batch_size, tokens, threads, device)
+    result = against_floors(Prefill(config, batch_size, tokens, threads, device), floors, repeat, batch_size * tokens)
     del result["attention_products_seconds"]
     flops = sum(p.flops for p in forward_products(config, batch_size, tokens, logits=1))
     return {**result, "flops": flops, "flops_per_s": flops / result["seconds"]["median"], "peak_bytes": peak}
 
 
 def measure_decode(
-    config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, threads: int, repeat: int
+    config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, threads: int, repeat: int, device: str = "cpu"
 ) -> dict[str, Any]:
     """Measure the writing of tokens."""
-    peak = peak_bytes(decode, config, batch_size, prompt, tokens, threads)
-    floor = DecodeFloor(config, batch_size, prompt, tokens)
-    seconds = interleaved({"work": Decode(config, batch_size, prompt, tokens), "floor": floor}, repeat)
+    peak = peak_of(device, decode, config, batch_size, prompt, tokens, threads)
+    floor = DecodeFloor(config, batch_size, prompt, tokens, device)
+    seconds = interleaved({"work": Decode(config, batch_size, prompt, tokens, device), "floor": floor}, repeat)
     times, floor_times = spread(seconds["work"]), spread(seconds["floor"])
     return {
         "tokens_per_s": batch_size * tokens / times["median"],
@@ -173,22 +202,27 @@ def against_floors(work: Task, floors: dict[str, Floor], repeat: int, tokens: in
     }
 
 
-# What the process that measures memory calls: the work alone, without floors.
+def peak_of(device: str, make_work: Callable[..., Task], *arguments: Any) -> int:
+    """Measure memory: in a process of its own or, on a GPU, in the pool that the arrays come from."""
+    return (peak_bytes if device == "cpu" else peak_device_bytes)(make_work, *arguments, device)
 
 
-def train_step(config: MiniMindConfig, batch_size: int, seq_len: int, threads: int) -> Task:
+# What measures memory calls, in another process: the work alone, without floors.
+
+
+def train_step(config: MiniMindConfig, batch_size: int, seq_len: int, threads: int, device: str) -> Task:
     """Return a training step with its threads."""
-    return limited(TrainStep(config, batch_size, seq_len, threads), threads)
+    return limited(TrainStep(config, batch_size, seq_len, threads, device), threads)
 
 
-def prefill(config: MiniMindConfig, batch_size: int, tokens: int, threads: int) -> Task:
+def prefill(config: MiniMindConfig, batch_size: int, tokens: int, threads: int, device: str) -> Task:
     """Return the reading of a prompt with its threads."""
-    return limited(Prefill(config, batch_size, tokens), threads)
+    return limited(Prefill(config, batch_size, tokens, threads, device), threads)
 
 
-def decode(config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, threads: int) -> Task:
+def decode(config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, threads: int, device: str) -> Task:
     """Return the writing of tokens with its threads."""
-    return limited(Decode(config, batch_size, prompt, tokens), threads)
+    return limited(Decode(config, batch_size, prompt, tokens, device), threads)
 
 
 def limited(work: Task, threads: int) -> Task:
@@ -222,5 +256,6 @@ def render(result: dict[str, Any]) -> str:
     if "flops_per_s" in result:
         lines.append(f"{'GFLOP/s':<24}{result['flops_per_s'] / 1e9:>12.1f}")
     lines.append(f"{'peak memory, MiB':<24}{result['peak_bytes'] / 2**20:>12,.0f}")
-    lines.append(f"{about['cpu']}, {about['cores']} cores; NumPy {about['numpy']}, {about['blas']}")
+    gpu = f"GPU {result['device_name']}; " if result["device"] != "cpu" else ""
+    lines.append(f"{gpu}{about['cpu']}, {about['cores']} cores; NumPy {about['numpy']}, {about['blas']}")
     return "\n".join(lines)

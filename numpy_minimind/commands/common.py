@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.backend import to_device
 from numpy_minimind.checkpoint.files import CheckpointError, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
 from numpy_minimind.checkpoint.tokenizer import TOKENIZER, CharTokenizer, load_tokenizer
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.threads import available_threads
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +27,30 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def device_of(args: argparse.Namespace) -> str:
-    """Return the device that was asked for; one that is not there is an error when the model moves to it."""
+def device_asked_for(args: argparse.Namespace) -> str:
+    """Return the name of the device: of the flag, else of the environment."""
     device = args.device or os.environ.get("NUMPY_MINIMIND_DEVICE") or "cpu"
     if device not in ("cpu", "cuda"):
         raise ValueError(f"NUMPY_MINIMIND_DEVICE is {device!r}: expected cpu or cuda")
     return device
+
+
+def device_of(args: argparse.Namespace) -> str:
+    """Return the device that was asked for; one that is not there is an error, before anything else is done."""
+    device = device_asked_for(args)
+    to_device(np.zeros(1), device)
+    return device
+
+
+def require_one_thread(device: str, threads: int) -> None:
+    """Refuse threads that would only wait for each other."""
+    if device != "cpu" and threads > 1:
+        raise ValueError(f"--threads {threads} with device {device}: one thread drives a GPU, so leave --threads out")
+
+
+def reading_threads(device: str) -> int:
+    """Return how many threads may share a long prompt: the processors, or the one that drives a GPU."""
+    return available_threads() if device == "cpu" else 1
 
 
 def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Any]:

@@ -35,12 +35,12 @@ from numpy_minimind.commands.train_settings import (
 )
 from numpy_minimind.config import PRESETS
 from numpy_minimind.generation.generate import generate
+from numpy_minimind.threads import one_blas_thread
 from numpy_minimind.training import toy_language, toy_report
 from numpy_minimind.training.batches import IGNORE, Batch
 from numpy_minimind.training.corpora import Corpus, is_jsonl, short_name
 from numpy_minimind.training.distributed import Ranks, digest_of
 from numpy_minimind.training.interrupt import StopRequest
-from numpy_minimind.training.parallel import one_blas_thread
 from numpy_minimind.training.run_folder import RunFolder, environment
 from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", float, "of matrices, not of gains")
     add("--clip", float, "largest global norm of the gradient")
     add("--seed", int, "of weights and batches")
-    add("--threads", int, "threads that share each batch (default: one for each processor)")
+    add("--threads", int, "threads that share each batch (default: one a processor, fewer for a small model or a GPU)")
     add("--log-every", int, "steps from one logged step to the next")
     add("--eval-every", int, "steps from one look at held-out text to the next")
     add("--save-every", int, "steps from one checkpoint to the next")

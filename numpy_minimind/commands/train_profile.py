@@ -6,9 +6,10 @@ import argparse
 from typing import Any
 
 from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.commands.common import device_asked_for
 from numpy_minimind.commands.train_settings import build, fresh_settings
+from numpy_minimind.threads import one_blas_thread
 from numpy_minimind.training.distributed import Ranks, launched
-from numpy_minimind.training.parallel import one_blas_thread
 from numpy_minimind.training.profiler import EXPLANATION, profile_steps, table
 
 WARM_UP, STEPS = 2, 5
@@ -20,9 +21,9 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--profile measures the run that the other flags describe, and --resume has none: drop one")
     if launched()[1] > 1:
         raise ValueError("--profile measures one process: start it without mpiexec")
-    settings = fresh_settings(args, Ranks())
-    if settings["device"] != "cpu":
+    if device_asked_for(args) != "cpu":
         raise ValueError("--profile measures on the processor: its stopwatches do not wait for a GPU (--device cpu)")
+    settings = fresh_settings(args, Ranks())
     settings["threads"] = 1
     keep_freed_memory()
     with one_blas_thread():

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer, load_tokenizer
-from numpy_minimind.commands.common import device_of, load_model
+from numpy_minimind.commands.common import device_of, load_model, require_one_thread
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
 from numpy_minimind.training.corpora import KINDS, Corpus, is_jsonl, load_corpus
 from numpy_minimind.training.distributed import DistributedModel, Ranks
+from numpy_minimind.training.parallel import worthwhile_threads
 from numpy_minimind.training.trainer import Trainer
 
 DEFAULTS: dict[str, Any] = {
@@ -72,11 +73,10 @@ def fresh_settings(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
         if settings[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
-    if settings["threads"] is None:
-        rows = max(1, settings["batch_size"] // ranks.size)
-        settings["threads"] = 1 if settings["device"] != "cpu" else min(ranks.threads(), rows)
-    if settings["threads"] < 1:
-        raise ValueError(f"--threads must be at least 1, got {settings['threads']}")
+    threads = given.get("threads", 1)
+    if threads < 1:
+        raise ValueError(f"--threads must be at least 1, got {threads}")
+    require_one_thread(settings["device"], threads)
     if settings["seed"] < 0:
         raise ValueError(f"--seed must not be negative, got {settings['seed']}")
     return settings
@@ -220,6 +220,10 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
         raise ValueError(
             f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
         )
+    if settings["threads"] is None:  # written down with the other settings: a resumed run keeps its number
+        rows = settings["batch_size"] // ranks.size
+        available = ranks.threads() if settings["device"] == "cpu" else 1
+        settings["threads"] = worthwhile_threads(config, rows, settings["seq_len"], available)
     model.to(settings["device"])
     model.model.checkpoint_activations = settings.get("checkpoint_activations", False)
     corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short

@@ -1,7 +1,7 @@
 """The loop that writes: run the model, choose a token, feed it back.
 
-The prompt goes through the model once ("prefill") and fills the key/value cache; after that each step feeds
-only the token just chosen ("decoding"). Arguments are checked once, here, before anything is computed.
+The prompt goes through the model once ("prefill"), a part at a time, and fills the key/value cache; after that each
+step feeds only the token just chosen ("decoding"). Arguments are checked once, here, before anything is computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numpy_minimind.backend import to_numpy
+from numpy_minimind.generation.prefill import read
 from numpy_minimind.generation.sampling import check_settings, next_ids
 from numpy_minimind.layers.embedding import check_ids
 
@@ -32,6 +33,7 @@ def generate(
     attention_mask: Any = None,
     cache: Any = None,
     vocab_size: int | None = None,
+    threads: int = 1,
 ) -> np.ndarray:
     """Continue each prompt of a batch by at most `max_new_tokens` tokens.
 
@@ -67,6 +69,8 @@ def generate(
         goes through the model. It takes in all but the last of the new ids too.
     vocab_size : int, optional
         Ids from this one on are never chosen: what the tokenizer holds, where the model's table is larger.
+    threads : int
+        That may share the reading of a long prompt, on the CPU (see `numpy_minimind.generation.prefill`).
 
     Returns
     -------
@@ -101,7 +105,7 @@ def generate(
         _check_cache(cache, prompt, max_new_tokens)
         ids = ids[:, cache.length :]
     for end in range(prompt, prompt + max_new_tokens):
-        logits = model(ids, attention_mask=prompt_mask, cache=cache, logits_to_keep=1)  # (B, 1, V)
+        logits = read(model, ids, cache, prompt_mask, threads)  # (B, 1, V)
         new = next_ids(
             logits[:, -1, :vocab_size],
             seen[:, :vocab_size],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import get_array_module, is_on_host
 from numpy_minimind.layer import Layer
 
 
@@ -86,11 +86,16 @@ class CrossEntropyLoss(Layer):
 
 
 def check_targets(targets: Any, shape: tuple[int, ...], vocab_size: int, ignore_index: int) -> None:
-    """Refuse labels that no logit stands for: a negative one would silently count from the end."""
+    """Refuse labels that no logit stands for: a negative one would silently count from the end.
+
+    Labels on a device were checked before they moved: to look at them would mean to wait for it.
+    """
     if targets.shape != shape:
         raise ValueError(f"labels have shape {targets.shape}, expected {shape}: one for each position")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, got an array of dtype {targets.dtype}")
+    if not is_on_host(targets):
+        return
     wrong = ((targets < 0) | (targets >= vocab_size)) & (targets != ignore_index)
     if bool(wrong.any()):
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import scatter_add
+from numpy_minimind.backend import is_on_host, scatter_add
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import normal_weight, rows
 
@@ -75,10 +75,13 @@ class Embedding(Layer):
 
 
 def check_ids(ids: Any, vocab_size: int) -> None:
-    """Refuse ids that are not integers in [0, V): a negative one would silently read the table from its end."""
+    """Refuse ids that are not integers in [0, V): a negative one would silently read the table from its end.
+
+    Ids on a device were checked before they moved: to look at them would mean to wait for it.
+    """
     if ids.dtype.kind not in "iu":
         raise TypeError(f"ids must be integers, got an array of dtype {ids.dtype}")
-    if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+    if is_on_host(ids) and ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         raise ValueError(
             f"ids must lie in [0, {vocab_size}) (the vocabulary), got values from {int(ids.min())} to {int(ids.max())}"
         )

@@ -12,9 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import get_array_module, is_on_host
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.scaled_dot_product import grouped
 
@@ -148,7 +146,7 @@ class FlashAttention(Layer):
         """Cut the queries: yield (which sequences, which tokens). A GPU takes all sequences at once."""
         (B, N, T, _), S = q.shape, k.shape[2]
         together = BLOCK // (N * min(T, self.query_block) * min(S, self.key_block))
-        if get_array_module(q) is not np:
+        if not is_on_host(q):
             together = B
         return itertools.product(cut(B, max(together, 1)), cut(T, self.query_block))
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.backend import get_array_module, is_on_host
 from numpy_minimind.layer import Layer, Parameter
 
 INITIAL_STD = 0.02  # MiniMind draws every matrix from N(0, 0.02)
+FEW = 32  # up to so many rows W @ x.T takes 0.5 to 0.8 times the time of x @ W.T (OpenBLAS; writing for a batch)
 
 
 def normal_weight(shape: tuple[int, ...], rng: np.random.Generator | None, dtype: Any) -> Parameter:
@@ -77,7 +79,7 @@ class Linear(Layer):
 
     def forward(self, x: Any) -> tuple[Any, LinearSaved]:
         W = self.weight.data
-        y = rows(x) @ W.T  # (M, O): one large product, not B small ones (measured: 1.3 to 4 times faster)
+        y = times_transposed(rows(x), W)  # (M, O): one large product, not B small ones (1.3 to 4 times faster)
         return y.reshape(*x.shape[:-1], W.shape[0]), LinearSaved(x)
 
     def backward(self, dy: Any, saved: LinearSaved) -> Any:
@@ -86,6 +88,13 @@ class Linear(Layer):
         self.weight.grad += rows(dy).T @ rows(x)  # (O, I)
         dx = rows(dy) @ W  # (M, I)
         return dx.reshape(x.shape)
+
+
+def times_transposed(x: Any, W: Any) -> Any:
+    """Return x W^T of the rows x (M, I); of a few rows as (W x^T)^T, which the BLAS library computes faster."""
+    if is_on_host(x) and 1 < len(x) <= FEW:
+        return get_array_module(x).ascontiguousarray((W @ x.T).T)
+    return x @ W.T
 
 
 def rows(x: Any) -> Any:

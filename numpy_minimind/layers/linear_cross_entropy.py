@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import get_array_module, like
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
 from numpy_minimind.layers.linear import rows
@@ -35,7 +35,8 @@ class LinearCrossEntropy(Layer):
         over the rows m that count, a chunk of them at a time. Rows that do not count have no logits at all.
 
     Shapes
-        h (..., D); W (V, D); targets (...) integers, already shifted; x (m, V) for one chunk; L ().
+        h (..., D); W (V, D); targets (...) integers, already shifted; x (m, V) for one chunk; L (). Targets may stay on
+        the host when h is on a device: which rows count is then known without waiting for it.
 
     Backward
         .. math:: dh = dx\, W, \qquad dW = \sum_{chunks} dx^\top h
@@ -101,9 +102,11 @@ class LinearCrossEntropy(Layer):
         ignore = self.cross_entropy.ignore_index
         check_targets(targets, h.shape[:-1], self.weight.shape[0], ignore)
         h, t = rows(h), targets.reshape(-1)  # (M, D), (M,)
-        counted = get_array_module(h).flatnonzero(t != ignore)
+        counted = get_array_module(t).flatnonzero(t != ignore)
         n = len(counted) if num_items_in_batch is None else num_items_in_batch
         whole = len(counted) == len(t)  # then a chunk is a slice, which copies nothing
         for start in range(0, len(counted), self.chunk):
             m = slice(start, start + self.chunk) if whole else counted[start : start + self.chunk]
-            yield m, h[m], t[m], n
+            t_m = like(t[m], h)  # (m,)
+            m = m if whole else like(m, h)
+            yield m, h[m], t_m, n

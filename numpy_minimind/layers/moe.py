@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, top_k
+from numpy_minimind.backend import get_array_module, to_numpy, top_k
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import Linear, LinearSaved, rows
@@ -113,8 +113,7 @@ class MoE(Layer):
         p, chosen, w, z = self.route(x)
         y = xp.zeros_like(x)  # (M, D)
         experts = []
-        for e, expert in enumerate(self.experts):
-            token, slot = xp.nonzero(chosen == e)  # (m,) each
+        for expert, (token, slot) in zip(self.experts, shares(chosen, len(self.experts))):  # (m,) each
             o, saved = expert.forward(x[token])  # (m, D)
             y[token] += w[token, slot, None] * o  # a token chooses an expert once: no index repeats
             experts.append(ExpertSaved(token, slot, o, saved))
@@ -147,8 +146,7 @@ class MoE(Layer):
         shape, x = x.shape, rows(x)  # (M, D)
         _, chosen, w, _ = self.route(x)
         y = xp.zeros_like(x)
-        for e, expert in enumerate(self.experts):
-            token, slot = xp.nonzero(chosen == e)
+        for expert, (token, slot) in zip(self.experts, shares(chosen, len(self.experts))):
             y[token] += w[token, slot, None] * expert(x[token])
         return y.reshape(shape)
 
@@ -168,6 +166,16 @@ class MoE(Layer):
         xp = get_array_module(chosen)
         hits = chosen[:, :, None] == xp.arange(len(self.experts))  # (M, k, E)
         return xp.sum(xp.sum(hits, axis=1, dtype=counted.dtype) * counted, axis=0)
+
+
+def shares(chosen: Any, E: int) -> list[tuple[Any, Any]]:
+    """List for each expert the tokens that chose it and in which of their k slots; a GPU is waited for once."""
+    xp, k = get_array_module(chosen), chosen.shape[1]
+    chosen = chosen.reshape(-1)  # (M * k,): slot s of token t stands at t * k + s
+    order = xp.argsort(chosen, kind="stable")  # (M * k,), expert by expert
+    ends = to_numpy(xp.searchsorted(chosen[order], xp.arange(1, E + 1))).tolist()
+    parts = [order[start:end] for start, end in zip([0, *ends], ends)]  # (m,) each
+    return [(part // k, part % k) for part in parts]
 
 
 def token_weights(counted: Any, p: Any) -> Any:

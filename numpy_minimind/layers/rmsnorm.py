@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import at_least_float32, get_array_module
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.linear import rows
 
@@ -42,7 +42,7 @@ class RMSNorm(Layer):
         x and r; n = x r is one product, cheaper to redo than to keep.
 
     Dtype
-        Computed in ``result_type(x, float32)``: squares of float16 overflow at 256. The gain multiplies before
+        Computed in float32 or better: squares of float16 overflow at 256. The gain multiplies before
         the result is cast back to x's dtype.
 
     Source
@@ -64,9 +64,10 @@ class RMSNorm(Layer):
 
     def forward(self, x: Any) -> tuple[Any, RMSNormSaved]:
         xp, w = get_array_module(x), self.weight.data
-        u = x.astype(xp.result_type(x, xp.float32), copy=False)
+        u = at_least_float32(x)
         r = 1 / xp.sqrt(mean_product(u, u) + self.eps)  # (..., 1)
-        y = u * r * w  # (..., D)
+        y = u * r  # (..., D), our own array from here on
+        y *= w
         return y.astype(x.dtype, copy=False), RMSNormSaved(x, r)
 
     def backward(self, dy: Any, saved: RMSNormSaved) -> Any:
@@ -75,11 +76,12 @@ class RMSNorm(Layer):
         n = x * r  # (..., D)
         self.weight.grad += xp.einsum("md,md->d", rows(dy), rows(n))  # (D,)
         dn = dy * w  # (..., D)
-        dx = r * (dn - n * mean_product(dn, n))  # (..., D)
+        n *= mean_product(dn, n)
+        dx = xp.subtract(dn, n, out=n)  # (..., D), in the place of n
+        dx *= r
         return dx.astype(dy.dtype, copy=False)
 
 
 def mean_product(a: Any, b: Any) -> Any:
     """Mean of a_j b_j over the last axis: (..., D) -> (..., 1), without an array for the products."""
-    xp = get_array_module(a)
-    return xp.einsum("...d,...d->...", a, b)[..., None] / a.shape[-1]
+    return (a[..., None, :] @ b[..., None])[..., 0] / a.shape[-1]

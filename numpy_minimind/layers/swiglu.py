@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -16,11 +17,16 @@ def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
     xp = get_array_module(x)
     u = x.astype(xp.result_type(x, xp.float32), copy=False)
-    lowest = -0.99 * math.log(float(xp.finfo(u.dtype).max))  # -88 in float32
-    e = -xp.maximum(u, lowest)  # our own array from here on
+    e = -xp.maximum(u, lowest_exponent(u.dtype))  # our own array from here on
     xp.exp(e, out=e)
     e += 1
     return xp.reciprocal(e, out=e).astype(x.dtype, copy=False)
+
+
+@functools.cache
+def lowest_exponent(dtype: Any) -> float:
+    """The x below which e^-x is no number of this dtype any more, and a little: -88 in float32."""
+    return -0.99 * math.log(float(np.finfo(dtype).max))
 
 
 class SwiGLUSaved(NamedTuple):

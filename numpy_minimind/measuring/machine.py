@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.backend import get_array_module, to_device
 from numpy_minimind.training.run_folder import blas_threads, environment
 
 STATUS = Path("/proc/self/status")
@@ -37,6 +38,12 @@ def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8")) if info.exists() else None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+def device_name(device: str) -> str:
+    """Return what computes: the processor's name, or the GPU's."""
+    xp = get_array_module(to_device(np.zeros(1), device))
+    return cpu_name() if xp is np else xp.cuda.runtime.getDeviceProperties(0)["name"].decode()
 
 
 def cores() -> int:
@@ -81,6 +88,17 @@ def peak_bytes(make_work: Callable[..., Callable[[], Any]], *arguments: Any, tim
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_peak_here, make_work, arguments, times).result()
+
+
+def peak_device_bytes(make_work: Callable[..., Callable[[], Any]], *arguments: Any, times: int = 2) -> int:
+    """Return the memory of the GPU that a piece of work takes: by how much CuPy's pool, emptied before, has grown."""
+    pool = get_array_module(to_device(np.zeros(1), "cuda")).get_default_memory_pool()
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    work = make_work(*arguments)
+    for _ in range(times):
+        work()
+    return pool.total_bytes() - before
 
 
 def _peak_here(make_work: Callable[..., Callable[[], Any]], arguments: tuple[Any, ...], times: int) -> int:

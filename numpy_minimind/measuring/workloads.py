@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.backend import keep_freed_memory, synchronize
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.generation.prefill import read
 from numpy_minimind.layers.flash_attention import FlashAttention
 from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
 from numpy_minimind.measuring.clocks import seconds_of
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
-from numpy_minimind.training.parallel import ParallelModel, Threads, one_blas_thread
+from numpy_minimind.training.parallel import ParallelModel
 
 
 class TrainStep:
@@ -29,19 +31,24 @@ class TrainStep:
     batch_size, seq_len : int
     threads : int
         Each takes a share of the batch.
+    device : str
 
     Attributes
     ----------
     attention_seconds, optimizer_seconds : float
-        Of the last call, in attention between its projections (the mean of the threads), in clipping and AdamW.
+        Of the last call, in attention between its projections (the mean of the threads), in clipping and AdamW; on a
+        GPU, which computes later than it is told to, they say nothing.
     loss : float
         Of the last call.
     """
 
-    def __init__(self, config: MiniMindConfig, batch_size: int, seq_len: int, threads: int) -> None:
+    def __init__(
+        self, config: MiniMindConfig, batch_size: int, seq_len: int, threads: int = 1, device: str = "cpu"
+    ) -> None:
         keep_freed_memory()
         rng = np.random.default_rng(0)
         self.model = MiniMindForCausalLM(config, rng=rng)
+        self.model.to(device)
         self.threads = Threads(threads)
         self.parallel = ParallelModel(self.model, self.threads)
         self.optimizer = AdamW(self.model.named_parameters(), lr=1e-4)
@@ -51,7 +58,7 @@ class TrainStep:
         self.attention_seconds = self.optimizer_seconds = self.loss = 0.0
 
     def __call__(self) -> float:
-        with one_blas_thread(self.threads.count > 1):
+        with one_blas_thread():  # as in `train`
             return seconds_of(self.step)
 
     def step(self) -> None:
@@ -67,32 +74,37 @@ class TrainStep:
         """Clip and step."""
         clip_grad_norm(self.model.named_parameters(), 1.0, self.threads.map)
         self.optimizer.step(mapper=self.threads.map)
+        synchronize(self.model.lm_head.weight.data)
 
 
 class Prefill:
     """Reading a prompt into a fresh cache, the logits of its last token included."""
 
-    def __init__(self, config: MiniMindConfig, batch_size: int, tokens: int) -> None:
+    def __init__(
+        self, config: MiniMindConfig, batch_size: int, tokens: int, threads: int = 1, device: str = "cpu"
+    ) -> None:
         keep_freed_memory()
         rng = np.random.default_rng(0)
         self.model = MiniMindForCausalLM(config, rng=rng)
-        self.ids = rng.integers(config.vocab_size, size=(batch_size, tokens))
+        self.model.to(device)
+        self.ids, self.threads = rng.integers(config.vocab_size, size=(batch_size, tokens)), threads
 
     def __call__(self) -> float:
         return seconds_of(self.read)
 
     def read(self) -> None:
         """Read it once."""
-        self.model(self.ids, cache=self.model.new_cache(*self.ids.shape), logits_to_keep=1)
+        synchronize(read(self.model, self.ids, self.model.new_cache(*self.ids.shape), threads=self.threads))
 
 
 class Decode:
     """Writing tokens after a prompt, the most likely one each time; reading the prompt does not count."""
 
-    def __init__(self, config: MiniMindConfig, batch_size: int, prompt: int, tokens: int) -> None:
+    def __init__(self, config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, device: str = "cpu") -> None:
         keep_freed_memory()
         rng = np.random.default_rng(0)
         self.model = MiniMindForCausalLM(config, rng=rng)
+        self.model.to(device)
         self.ids, self.tokens = rng.integers(config.vocab_size, size=(batch_size, prompt)), tokens
 
     def __call__(self) -> float:

@@ -18,8 +18,9 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_numpy
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
+from numpy_minimind.threads import available_threads
 from numpy_minimind.training.batches import IGNORE
-from numpy_minimind.training.parallel import ParallelModel, available_threads
+from numpy_minimind.training.parallel import ParallelModel
 from numpy_minimind.training.trainer import Trainer
 
 # How launchers tell a process the number of processes, and which of them it is.
@@ -204,9 +205,17 @@ class DistributedModel:
         self.views: list[Any] = []
 
     def loss_and_grad_shifted(
-        self, input_ids: np.ndarray, targets: np.ndarray, attention_mask: Any = None, num_items_in_batch: Any = None
+        self,
+        input_ids: np.ndarray,
+        targets: np.ndarray,
+        attention_mask: Any = None,
+        num_items_in_batch: Any = None,
+        read: bool = True,
     ) -> LossAndGrad:
-        """As `MiniMindForCausalLM.loss_and_grad_shifted`: every rank is given the whole batch, and gets all of it."""
+        """As `MiniMindForCausalLM.loss_and_grad_shifted`: every rank is given the whole batch, and gets all of it.
+
+        The losses are read in any case, to be sent to the other ranks.
+        """
         rank, size = self.ranks.rank, self.ranks.size
         if len(input_ids) < size:
             raise ValueError(f"a batch of {len(input_ids)} rows cannot be shared by {size} processes: each needs one")

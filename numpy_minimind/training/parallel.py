@@ -10,59 +10,23 @@ is spent between the products.
 
 from __future__ import annotations
 
-import contextvars
 import copy
-import functools
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from numpy_minimind import accounting
+from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Parameter
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
+from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.batches import IGNORE
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-class Threads:
-    """A fixed number of threads, the caller's among them, each with a fixed share of the work.
-
-    Parameters
-    ----------
-    count : int
-        1 means the caller's thread alone.
-    """
-
-    def __init__(self, count: int = 1) -> None:
-        if count < 1:
-            raise ValueError(f"threads must be at least 1, got {count}")
-        self.count = count
-        self._pool = ThreadPoolExecutor(count - 1, "numpy_minimind") if count > 1 else None
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return [function(item) for item in items]; thread i computes every count-th item, from the i-th on."""
-        items = list(items)
-        if self._pool is None or len(items) < 2:
-            return [function(item) for item in items]
-        results: list[Any] = [None] * len(items)
-
-        def share(i: int) -> None:
-            results[i :: self.count] = [function(item) for item in items[i :: self.count]]
-
-        # A copy of the context: np.errstate holds in the other threads, too.
-        others = [self._pool.submit(contextvars.copy_context().run, share, i) for i in range(1, self.count)]
-        try:
-            share(0)
-        finally:
-            wait(others)  # nobody goes on computing behind the back of whoever catches an error
-        for other in others:
-            other.result()
-        return results
+# Operations of a block's forward pass, as accounting.py counts them, that make a thread worthwhile. Between NumPy's
+# calls threads take turns at Python's lock, and how long the calls are, the work of a block tells. Time of a step with
+# two threads, as a multiple of that with one, by millions of operations of a block for each of them (2 cores):
+# 36: 1.2, 61: 0.85 to 1.2, 71 to 160: mostly 0.65 to 0.75, 260: 0.6, 520: 0.55.
+WORTH_A_THREAD = 64_000_000
 
 
 class ParallelModel:
@@ -86,18 +50,23 @@ class ParallelModel:
         self.replicas = [replica_of(model) for _ in range(threads.count - 1)]
 
     def loss_and_grad_shifted(
-        self, input_ids: np.ndarray, targets: np.ndarray, attention_mask: Any = None, num_items_in_batch: Any = None
+        self,
+        input_ids: np.ndarray,
+        targets: np.ndarray,
+        attention_mask: Any = None,
+        num_items_in_batch: Any = None,
+        read: bool = True,
     ) -> LossAndGrad:
         """As `MiniMindForCausalLM.loss_and_grad_shifted`."""
         models = [self.model, *self.replicas][: len(input_ids)]
         if len(models) == 1:
-            return self.model.loss_and_grad_shifted(input_ids, targets, attention_mask, num_items_in_batch)
+            return self.model.loss_and_grad_shifted(input_ids, targets, attention_mask, num_items_in_batch, read)
         n = int((targets != IGNORE).sum()) if num_items_in_batch is None else num_items_in_batch
 
         def part(i: int) -> LossAndGrad:
             rows = slice(i * len(input_ids) // len(models), (i + 1) * len(input_ids) // len(models))
             mask = None if attention_mask is None else attention_mask[rows]
-            return models[i].loss_and_grad_shifted(input_ids[rows], targets[rows], mask, n)
+            return models[i].loss_and_grad_shifted(input_ids[rows], targets[rows], mask, n, read)
 
         with one_blas_thread():
             for replica in models[1:]:
@@ -107,14 +76,14 @@ class ParallelModel:
         return LossAndGrad(*(sum(numbers) for numbers in zip(*parts)))
 
 
-def available_threads() -> int:
-    """How many threads can compute at once: the processors that this process may use."""
-    if _blas() is None:
-        return 1  # nobody could tell the BLAS library to leave the processors to us
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
+def worthwhile_threads(config: MiniMindConfig, rows: int, tokens: int, available: int) -> int:
+    """Return by how many threads to share a batch: of those available, as many as have enough to do.
+
+    It depends on its arguments alone: the same run on a machine with as many processors is the same bit for bit.
+    """
+    counted = accounting.flops(config, rows, tokens)
+    block = (counted["forward"] - counted["by_module"]["lm_head"]) // config.num_hidden_layers
+    return max(1, min(available, rows, block // WORTH_A_THREAD))
 
 
 def replica_of(model: MiniMindForCausalLM) -> MiniMindForCausalLM:
@@ -136,24 +105,3 @@ def collect(parameters: tuple[Parameter, ...]) -> None:
     for other in others:
         first.grad += other.grad
         other.zero_grad()
-
-
-@contextmanager
-def one_blas_thread(really: bool = True) -> Iterator[None]:
-    """Let the BLAS library use one thread, if threadpoolctl is there to tell it so."""
-    controller = _blas() if really else None
-    if controller is None:
-        yield
-    else:
-        with controller.limit(limits=1):
-            yield
-
-
-@functools.cache
-def _blas() -> Any:
-    """Find the BLAS libraries of this process; None without threadpoolctl."""
-    try:
-        from threadpoolctl import ThreadpoolController
-    except ImportError:
-        return None
-    return ThreadpoolController().select(user_api="blas")

@@ -169,7 +169,8 @@ def flops_of_call(layer: Layer, way: str, args: tuple[Any, ...]) -> int:
     if isinstance(layer, FlashAttention):
         k, T = args[1] if way == "forward" else args[1].k, args[0].shape[2]
         pairs = sum((r.stop - r.start) * (k.shape[2] - T + r.stop) for r in cut(T, layer.query_block))
-        return (2 if way == "forward" else 5) * 2 * args[0].size // T * pairs  # backward computes s again
+        products = 2 if way == "forward" else 4 if args[1].p else 5  # backward computes s again, unless p was saved
+        return products * 2 * args[0].size // T * pairs
     return 0
 
 
@@ -217,6 +218,7 @@ def profile_steps(trainer: Trainer, steps: int = 5, warm_up: int = 2) -> StepPro
     profile, seconds = Profile(trainer.model), 0.0
     with (
         profile.running(),
+        profile.watching(training_loop, "sum_of_squares", "clip_grad_norm"),  # its first half
         profile.watching(training_loop, "clip_grad_norm", "clip_grad_norm"),
         profile.watching(trainer.optimizer, "step", "AdamW.step"),
     ):

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.backend import read_numbers
 from numpy_minimind.layer import Parameter
 from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.training.adamw import AdamW, Mapper, clip_grad_norm
+from numpy_minimind.threads import Threads, one_blas_thread
+from numpy_minimind.training.adamw import AdamW, Mapper, clip_grad_norm, sum_of_squares
 from numpy_minimind.training.batches import Batch, BatchStream, EpochStream
-from numpy_minimind.training.parallel import ParallelModel, Threads, one_blas_thread
+from numpy_minimind.training.parallel import ParallelModel
 from numpy_minimind.training.schedule import cosine_lr
 
 
@@ -112,10 +114,12 @@ class Trainer:
         batches = [next(self.batches) for _ in range(self.accumulate)]
         n = sum(batch.n_tokens for batch in batches)
         parts = [
-            self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n)
+            self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False)
             for batch in batches
         ]
-        loss, ce_loss = sum(part.loss for part in parts), sum(part.ce_loss for part in parts)
+        loss, ce_loss, squares = read_numbers(  # a GPU is waited for here, once a step
+            sum(part.loss for part in parts), sum(part.ce_loss for part in parts), sum_of_squares(parameters, mapper)
+        )
         if not math.isfinite(loss):
             raise TrainingDiverged(
                 f"the loss became {loss} at step {self.t + 1}: try a smaller learning rate, or a warm-up"
@@ -123,7 +127,7 @@ class Trainer:
         self.t += 1
         self.tokens += n
         lr = cosine_lr(self.t, self.steps, self.lr, self.warmup)
-        grad_norm = clip_grad_norm(parameters, self.clip, mapper)
+        grad_norm = clip_grad_norm(parameters, self.clip, mapper, squares)
         if math.isfinite(grad_norm):
             self.optimizer.step(lr, mapper)
         else:

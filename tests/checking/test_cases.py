@@ -14,6 +14,8 @@ def by_id(cases):
     return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.quick_on_host
 @by_id(CASES)
 def test_central_differences(case: Case):
     report = case.check(seed=0)
@@ -23,12 +25,15 @@ def test_central_differences(case: Case):
     assert vanishing == set(report.expected_zero)
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.quick_on_host
 @by_id(CASES)
 def test_complex_step(case: Case):
     report = case.check_complex_step(seed=0)
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("backend")
 @by_id(CASES)
 def test_float32(case: Case):
     report = case.check_float32(seed=0)

@@ -17,7 +17,7 @@ WORKS = {
 }
 SHARED = {
     "work", "preset", "set", "batch_size", "threads", "repeat", "tokens_per_s", "seconds", "floor_seconds",
-    "share_of_floor", "peak_bytes", "machine",
+    "share_of_floor", "peak_bytes", "device", "device_name", "machine",
 }  # fmt: skip
 OWN = {
     "train": {"seq_len", "floors", "floor_cut", "parts", "flops", "flops_per_s"},
@@ -98,6 +98,15 @@ def test_the_turn_that_does_not_count_counts_in_no_part(monkeypatch):
 def test_the_peak_of_training_holds_at_least_what_accounting_counts(result_of):
     memory = accounting.memory(CONFIG, 4, 24)
     assert result_of("train")["peak_bytes"] > memory["weights"] + memory["gradients"] + memory["moments"]
+
+
+@pytest.mark.parametrize(("rows", "threads"), [("1", 1), ("8", 2)])
+def test_training_has_by_default_the_threads_that_train_would_choose(rows, threads, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "available_threads", lambda: 2)
+    monkeypatch.setitem(bench.MEASURES, "train", lambda config, **counts: {"given": counts["threads"]})
+    assert main(["bench", "train", "--preset", "tiny", "--seq-len", "128", "--batch-size", rows, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["threads"], result["given"]) == (threads, threads)
 
 
 @pytest.mark.parametrize("work", WORKS)

@@ -131,6 +131,20 @@ def test_resume_refuses_a_flag_that_differs_and_takes_one_that_does_not(tmp_path
     run("train", "--resume", "--out", out, "--batch-size", 2)
 
 
+@pytest.mark.parametrize(("flags", "threads"), [([], 2), (["--batch-size", "2"], 1), (["--threads", "3"], 3)])
+def test_threads_are_as_many_as_have_enough_to_do_and_a_resumed_run_keeps_its_number(
+    flags, threads, tmp_path, toy_text, monkeypatch
+):
+    monkeypatch.setattr("numpy_minimind.training.distributed.available_threads", lambda: 4)
+    size = ["--preset", "tiny", "--set", "num_hidden_layers=1", "--batch-size", "8", "--seq-len", "128"]
+    common = ["--corpus", str(toy_text), "--steps", "2", "--stop-after", "1", "--out", str(tmp_path / "run")]
+    assert main(["train", *common, *size, *flags]) == 0
+    monkeypatch.setattr("numpy_minimind.training.distributed.available_threads", lambda: 1)
+    assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    state = load_resume(tmp_path / "run" / "resume.safetensors")[1]
+    assert (state["settings"]["threads"], state["trainer"]["t"]) == (threads, 2)
+
+
 def test_resume_warns_of_another_environment_and_refuses_another_text(tmp_path):
     text, out = tmp_path / "t.txt", tmp_path / "run"
     text.write_text("abcdefghij" * 100, encoding="utf-8")

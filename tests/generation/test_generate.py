@@ -7,6 +7,8 @@ import pytest
 
 from numpy_minimind.generation import generate
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 NAN = float("nan")
 V, EOS, PAD = 10, 2, 0
 

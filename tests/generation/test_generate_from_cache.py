@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers import V, config, settled
+from helpers import V, assert_close, config, settled
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.generation.generate import generate
+from numpy_minimind.generation.prefill import read
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 PROMPT = np.array([[5, 3, 9, 7, 4, 8]])
 
@@ -59,3 +62,147 @@ def test_ids_beyond_the_tokenizer_s_are_never_chosen(model):
 def test_a_vocabulary_that_the_model_does_not_have(model, size):
     with pytest.raises(ValueError, match=f"vocab_size is {size}; expected at most the model's {V}"):
         generate(model, PROMPT, vocab_size=size)
+
+
+# -- a long prompt goes in part by part ------------------------------------------------------------------------
+
+LONG = np.array([[0, 0, 0, 0, 0, 6, 5, 3, 9, 7], [0, 0, 1, 8, 8, 4, 1, 2, 7, 7], [5, 3, 9, 7, 4, 8, 2, 11, 3, 1]])
+MASK = np.array([[0] * 5 + [1] * 5, [0] * 2 + [1] * 8, [1] * 10])
+
+
+def parts_of(size, monkeypatch, rows=3):
+    monkeypatch.setattr("numpy_minimind.generation.prefill.PART", rows * size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 10])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "left-padded"])
+def test_parts_give_the_logits_and_the_cache_of_the_whole(model, size, mask, monkeypatch):
+    whole, cache = model.new_cache(3, 12), model.new_cache(3, 12)
+    right = model(LONG, attention_mask=mask, cache=whole, logits_to_keep=1)
+    parts_of(size, monkeypatch)
+    assert_close(read(model, LONG, cache, mask), right)
+    assert cache.length == whole.length == 10
+    np.testing.assert_array_equal(cache.mask, whole.mask)
+    rows, columns = np.nonzero(np.ones_like(MASK) if mask is None else mask)
+    for layer, expected in zip(cache.layers, whole.layers):
+        assert_close(layer.k[rows, :, columns], expected.k[rows, :, columns])
+        assert_close(layer.v[rows, :, columns], expected.v[rows, :, columns])
+
+
+@pytest.mark.parametrize("held", [0, 4])
+@pytest.mark.parametrize("size", [1, 4])
+def test_parts_give_the_same_ids(model, size, held, monkeypatch):
+    settings = {"max_new_tokens": 8, "temperature": 0, "eos_token_id": None, "attention_mask": MASK}
+    whole = generate(model, LONG, **settings)
+    cache = model.new_cache(3, 20)
+    if held:
+        model(LONG[:, :held], attention_mask=MASK[:, :held], cache=cache)
+    parts_of(size, monkeypatch)
+    assert generate(model, LONG, cache=cache, **settings).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [7, 7, 6]), (2, [4, 4, 4, 4, 4]), (3, [3] * 6 + [2])])
+def test_a_part_is_so_many_tokens_of_all_rows_together(rows, sizes, monkeypatch):
+    parts_of(7, monkeypatch, rows=1)
+    fed = []
+
+    def model(ids, attention_mask, cache, logits_to_keep):
+        fed.append(ids.shape)
+
+    read(model, np.full((rows, 20), 5), None)
+    assert fed == [(rows, size) for size in sizes]
+
+
+# -- several threads share a long prompt -----------------------------------------------------------------------
+
+
+def shared_parts(monkeypatch, size, rows=3):
+    monkeypatch.setattr("numpy_minimind.generation.prefill.SHARED_PART", rows * size)
+    monkeypatch.setattr("numpy_minimind.generation.prefill.LEAST", rows)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("held", [0, 4])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "left-padded"])
+def test_threads_give_the_logits_and_the_cache_of_one(model, threads, size, held, mask, monkeypatch):
+    shared_parts(monkeypatch, size)
+    caches = [model.new_cache(3, 12) for _ in range(2)]
+    if held:
+        for cache in caches:
+            model(LONG[:, :held], attention_mask=None if mask is None else mask[:, :held], cache=cache)
+    right = model(LONG[:, held:], attention_mask=mask, cache=caches[0], logits_to_keep=1)
+    assert_close(read(model, LONG[:, held:], caches[1], mask, threads), right)
+    assert caches[1].length == caches[0].length == 10
+    np.testing.assert_array_equal(caches[1].mask, caches[0].mask)
+    rows, columns = np.nonzero(np.ones_like(MASK) if mask is None else mask)
+    for layer, expected in zip(caches[1].layers, caches[0].layers):
+        assert_close(layer.k[rows, :, columns], expected.k[rows, :, columns])
+        assert_close(layer.v[rows, :, columns], expected.v[rows, :, columns])
+    after = [model(LONG[:, :1], cache=cache) for cache in caches]  # and both go on alike
+    assert_close(after[1], after[0])
+
+
+@pytest.mark.host
+def test_a_padded_cache_is_remembered_by_all_threads(model, monkeypatch):
+    shared_parts(monkeypatch, 2)
+    caches = [model.new_cache(3, 12) for _ in range(2)]
+    for cache in caches:
+        model(LONG[:, :5], attention_mask=MASK[:, :5], cache=cache)
+    right = model(LONG[:, 5:], cache=caches[0], logits_to_keep=1)
+    assert_close(read(model, LONG[:, 5:], caches[1], threads=2), right)
+
+
+@pytest.mark.host
+def test_a_cache_that_grows_is_the_same_for_all_threads(monkeypatch):
+    """Beyond 256 tokens the arrays are replaced by larger ones, in the middle of it."""
+    model = settled(MiniMindForCausalLM(config(max_position_embeddings=1024), dtype=np.float64))
+    ids = np.random.default_rng(0).integers(0, V, (1, 600))
+    right = model(ids, cache=model.new_cache(1, 610), logits_to_keep=1)
+    for threads in (2, 3):
+        assert_close(read(model, ids, model.new_cache(1, 610), threads=threads), right, 1e-9)
+
+
+@pytest.mark.host
+def test_threads_are_as_many_as_there_are_parts_and_short_prompts_take_one(monkeypatch):
+    from numpy_minimind.generation import prefill
+
+    assert [prefill.part_of(1, tokens, 2) for tokens in (512, 600, 1024, 3000)] == [256, 300, 512, 512]
+    assert [prefill.part_of(4, tokens, 2) for tokens in (128, 200, 1000)] == [64, 100, 128]
+    assert prefill.part_of(1, 512, 16) == 256
+    seen = []
+    monkeypatch.setattr(prefill, "read_in_turns", lambda *args: seen.append(args))
+    for tokens in (511, 512):
+        read(lambda *args, **options: None, np.zeros((1, tokens), int), None, threads=2)
+    assert len(seen) == 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("broken", [0, 3, 6])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_one_part_ends_the_others_and_leaves_the_cache_as_it_was(model, broken, error, monkeypatch):
+    shared_parts(monkeypatch, 3)
+    cache = model.new_cache(3, 12)
+    forward = type(model.model.layers[1]).__call__
+
+    def fails(self, x, context, cache, start):
+        if self is model.model.layers[1] and start == broken:
+            raise error("here")
+        return forward(self, x, context, cache, start)
+
+    monkeypatch.setattr(type(model.model.layers[1]), "__call__", fails)
+    with pytest.raises(error, match="here"):
+        read(model, LONG, cache, threads=2)
+    assert cache.length == 0 and cache.mask is None
+    monkeypatch.undo()
+    shared_parts(monkeypatch, 3)
+    right = model(LONG, cache=model.new_cache(3, 12), logits_to_keep=1)
+    assert_close(read(model, LONG, cache, threads=2), right)
+
+
+@pytest.mark.host
+def test_generate_writes_the_same_with_threads(model, monkeypatch):
+    shared_parts(monkeypatch, 4)
+    settings = {"max_new_tokens": 8, "temperature": 0, "eos_token_id": None, "attention_mask": MASK}
+    assert generate(model, LONG, threads=2, **settings).tolist() == generate(model, LONG, **settings).tolist()

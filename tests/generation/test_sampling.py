@@ -19,6 +19,8 @@ from numpy_minimind.generation.sampling import (
     softmax,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 NAN = float("nan")
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 
@@ -248,6 +250,7 @@ def test_top_k_comes_before_top_p():
     assert drawn == {0}
 
 
+@pytest.mark.quick_on_host
 def test_frequencies_follow_the_probabilities():
     p = np.array([0.1, 0.2, 0.7])
     drawn = [choose(np.log(p)[None], seed)[0] for seed in range(2000)]

@@ -7,6 +7,8 @@ from helpers import B, D, H, K, N, T, along, assert_close, complex_step, config,
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Attention, KVCache, RotaryEmbedding
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def at(positions, visible=None, theta=100.0):
     return Context(*RotaryEmbedding(H, theta).table(positions, np.float64), visible)

@@ -7,6 +7,8 @@ from helpers import B, D, H, T, along, assert_close, complex_step, config, gradi
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Block, RotaryEmbedding
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 CONTEXT = Context(*RotaryEmbedding(H, 100.0).table(np.arange(T), np.float64), np.tri(T, dtype=bool))
 
 

@@ -11,6 +11,8 @@ from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import MoE
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 every_layer = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 

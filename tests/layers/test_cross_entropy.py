@@ -11,6 +11,8 @@ from strategies import seeds, sizes
 
 from numpy_minimind.layers import CrossEntropyLoss
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 layer = CrossEntropyLoss()
 
 
@@ -117,6 +119,7 @@ def test_half_precision_logits_give_a_single_precision_loss_and_a_half_gradient(
 # -- labels ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.host  # labels and ids on a device were checked before they moved
 @pytest.mark.parametrize("label", [-1, -4, -99, -101, 5, 1000])
 def test_a_label_outside_the_vocabulary_is_refused(label):
     with pytest.raises(ValueError, match=rf"labels must lie in \[0, 5\) or be -100 \(ignored\), got {label}"):

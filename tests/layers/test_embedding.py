@@ -8,6 +8,8 @@ from strategies import seeds, sizes
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Embedding
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def table(rows, width=2):
     layer = Embedding(rows, width, dtype=np.float64)
@@ -34,6 +36,7 @@ def test_the_output_is_a_copy_of_the_table():
     assert layer.weight.data[0, 1] == 1
 
 
+@pytest.mark.host  # labels and ids on a device were checked before they moved
 @pytest.mark.parametrize("ids", [[-1], [3], [0, 3, 1], [[2, 1], [0, -3]]])
 def test_an_id_outside_the_table_is_refused(ids):
     with pytest.raises(ValueError, match=r"ids must lie in \[0, 3\)"):

@@ -12,6 +12,8 @@ from strategies import seeds, sizes
 from numpy_minimind.layers import FlashAttention, ScaledDotProduct
 from numpy_minimind.layers.flash_attention import cut
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 plain = ScaledDotProduct()
 
 
@@ -42,6 +44,7 @@ def assert_same_as_plain(layer, q, k, v, do, mask=None, tolerance=1e-12):
 # -- the same as the plain version -----------------------------------------------------------------------------
 
 
+@pytest.mark.quick_on_host
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2), (4, 1)], ids=["K=N", "G=2", "G=3", "K=1"])
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 6), (7, 7), (5, 9)], ids=str)
 def test_blocks_of_every_size_give_the_plain_result(heads, T, S, rng):
@@ -193,6 +196,7 @@ def peak_bytes(layer, q, k, v, do, keys):
         tracemalloc.stop()
 
 
+@pytest.mark.host
 def test_memory_grows_with_the_tokens_and_not_with_their_square(rng):
     def drawn(T):
         return [a.astype(np.float32) for a in draw(rng, 1, 2, 1, T, H=4)]
@@ -225,6 +229,7 @@ def test_the_weights_of_a_text_of_one_block_of_keys_are_saved_and_not_computed_a
     assert bool(computed) != saves
 
 
+@pytest.mark.host
 def test_a_batch_is_cut_into_sequences_that_stay_in_the_cache(rng, monkeypatch):
     """A block of one sequence has 4 heads x 2 queries x 5 keys; how many sequences go together changes no bit."""
     from numpy_minimind.layers import flash_attention

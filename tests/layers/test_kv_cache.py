@@ -7,6 +7,8 @@ from helpers import V, assert_close, model_of
 from numpy_minimind.layers import KVCache
 from numpy_minimind.layers.kv_cache import BLOCK
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 REFERENCE = np.zeros(1, np.float32)
 
 

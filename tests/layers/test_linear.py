@@ -9,6 +9,9 @@ from strategies import seeds, sizes
 
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Linear
+from numpy_minimind.layers.linear import FEW
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def test_values_by_hand():
@@ -18,6 +21,17 @@ def test_values_by_hand():
     np.testing.assert_array_equal(y, [[-1, -1, -1], [4, 8, 12]])
     np.testing.assert_array_equal(dx, [[-4, -4], [3, 4]])
     np.testing.assert_array_equal(layer.weight.grad, [[1, -1], [0, 2], [-1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("M", [1, 2, FEW, FEW + 1])
+def test_few_rows_are_multiplied_the_other_way_round_with_the_same_result(M, dtype, rng):
+    layer = Linear(5, 7, rng=rng, dtype=dtype)
+    layer.weight.data = rng.integers(-3, 4, (7, 5)).astype(dtype)
+    x = rng.integers(-3, 4, (M, 5)).astype(dtype)  # sums of small whole numbers are exact in any order
+    y = layer(x)
+    np.testing.assert_array_equal(y, x.astype(int) @ layer.weight.data.astype(int).T)
+    assert y.dtype == dtype and y.flags.c_contiguous
 
 
 def test_no_rows_give_no_gradient():

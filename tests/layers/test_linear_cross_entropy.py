@@ -8,6 +8,8 @@ from helpers import B, D, T, V, assert_close, settled
 
 from numpy_minimind.layers import CrossEntropyLoss, Linear, LinearCrossEntropy
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def points(rng, ignored=4):
     head, h = settled(Linear(D, V)), rng.standard_normal((B, T, D))
@@ -68,6 +70,7 @@ def test_dtypes(dtype, loss_dtype, rng):
     assert (loss.dtype, dh.dtype, saved.dW.dtype) == (loss_dtype, dtype, dtype)
 
 
+@pytest.mark.host  # labels and ids on a device were checked before they moved
 def test_targets_are_checked_before_anything_is_computed(rng):
     head, h, targets = points(rng)
     with pytest.raises(ValueError, match=r"labels have shape \(12,\), expected \(2, 6\)|expected"):
@@ -77,6 +80,7 @@ def test_targets_are_checked_before_anything_is_computed(rng):
         LinearCrossEntropy(head.weight).forward(h, targets)
 
 
+@pytest.mark.host
 def test_the_logits_of_the_batch_are_never_there_together(rng):
     rows, width, words = 2048, 16, 3000
     head = Linear(width, words)

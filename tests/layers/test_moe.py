@@ -7,6 +7,8 @@ from helpers import B, D, E, T, assert_close, complex_step, config, gradients_of
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import MoE
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def moe(k=1, norm=None, experts=4, coef=0.01, width=4):
     cfg = config(

@@ -29,6 +29,8 @@ from numpy_minimind.layers import (
 )
 from numpy_minimind.layers.rope import rope_frequencies
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 S = 8
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.0, "beta_slow": 1.0}
 MINIMIND_YARN = {"type": "yarn", "attention_factor": 1.2, **YARN}

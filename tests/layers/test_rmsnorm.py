@@ -10,6 +10,8 @@ from strategies import seeds, sizes
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import RMSNorm
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def norm(dim, eps=1e-6, weight=None):
     layer = RMSNorm(dim, eps, dtype=np.float64)

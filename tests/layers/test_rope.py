@@ -11,6 +11,8 @@ from numpy_minimind import MiniMindConfig
 from numpy_minimind.layers import RotaryEmbedding
 from numpy_minimind.layers.rope import rope_frequencies
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 YARN = {
     "type": "yarn",
     "factor": 16,

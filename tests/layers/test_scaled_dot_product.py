@@ -10,6 +10,8 @@ from strategies import seeds, sizes
 
 from numpy_minimind.layers import ScaledDotProduct
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 layer = ScaledDotProduct()
 
 

@@ -8,6 +8,8 @@ from strategies import dtypes, seeds, sizes
 
 from numpy_minimind.layers import Softmax
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def forward(x, visible=None):
     return Softmax().forward(np.asarray(x), visible)[0]

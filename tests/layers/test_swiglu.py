@@ -7,6 +7,8 @@ from helpers import D, F, along, complex_step, gradients_of, settled
 from numpy_minimind.layers import SwiGLU
 from numpy_minimind.layers.swiglu import sigmoid
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def silu_alone(dtype):
     """Width 2, F = 1, set so that y_0 = silu(x_0) x_1."""

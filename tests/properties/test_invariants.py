@@ -45,6 +45,8 @@ from numpy_minimind.checking.points import MARGIN, routers, routing_margin
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import RMSNorm
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def permutation(n: int, seed: int) -> np.ndarray:
     """Another order of n things, wherever there is one."""

@@ -22,6 +22,8 @@ from numpy_minimind.checking.probe import as_gradients, map_arrays, outputs
 from numpy_minimind.checking.report import WRONG, GradReport
 from numpy_minimind.layer import Layer
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 SMALL = strategies_of(3)
 LARGER = strategies_of(7)
 
@@ -101,6 +103,7 @@ def gradients_are_exact(case: Case) -> None:
     assert right, str(report)
 
 
+@pytest.mark.quick_on_host
 @each_layer
 def test_gradients_are_those_of_central_differences(name):
     holds(gradients_are_right, name, share=0.4)
@@ -112,6 +115,7 @@ def test_gradients_are_those_of_central_differences_at_larger_sizes(name):
     holds(gradients_are_right, name, LARGER, share=0.4)
 
 
+@pytest.mark.quick_on_host
 @each_layer
 def test_gradients_are_those_of_the_complex_step(name):
     holds(gradients_are_exact, name, share=0.4)
@@ -130,6 +134,7 @@ def layout_does_not_matter(case: Case) -> None:
         near(a, b)
 
 
+@pytest.mark.quick_on_host
 @each_layer
 def test_layout_of_inputs_and_cotangents_does_not_matter(name):
     holds(layout_does_not_matter, name)
@@ -175,6 +180,7 @@ def halves_make_the_whole(case: Case) -> None:
         near(sum(p[2][name] for p in parts), whole)
 
 
+@pytest.mark.quick_on_host
 @each_layer
 def test_two_halves_of_a_batch_make_the_whole(name):
     holds(halves_make_the_whole, name)

@@ -25,6 +25,8 @@ from numpy_minimind.checking.report import WRONG
 from numpy_minimind.checking.whole_model import MODEL_EFFORT, ModelAsLayer
 from numpy_minimind.generation.sampling import keep_top_k, keep_top_p, next_ids
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 # -- gradients -------------------------------------------------------------------------------------------------
 
 
@@ -57,6 +59,7 @@ def gradients_are_right(case: ModelCase) -> None:
         reject()
 
 
+@pytest.mark.quick_on_host
 @of_profile(0.2)
 @given(case=model_cases(n=2))
 @every_edge
@@ -64,6 +67,7 @@ def test_gradients_of_a_model(case):
     gradients_are_right(case)
 
 
+@pytest.mark.quick_on_host
 @pytest.mark.slow
 @of_profile(0.3)
 @given(case=model_cases(n=5))
@@ -179,6 +183,7 @@ def test_a_state_dict_and_a_config_come_back(case):
     assert other(case.ids, case.mask).tobytes() == model(case.ids, case.mask).tobytes()
 
 
+@pytest.mark.host
 @of_profile(0.25)
 @given(case=model_cases(n=2))
 @edges(EDGE, EXPERTS, LATE)

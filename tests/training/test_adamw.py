@@ -10,6 +10,8 @@ from numpy_minimind.layer import Parameter
 from numpy_minimind.training import adamw
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 NAN = float("nan")
 
 
@@ -107,6 +109,7 @@ def test_cutting_into_pieces_changes_no_bit(monkeypatch):
         assert in_pieces.tobytes() == whole.tobytes()
 
 
+@pytest.mark.host
 def test_a_step_and_a_norm_need_no_more_memory_than_a_piece():
     p = one(1.0, 1.0, np.float32, (1000, 1000))
     optimizer = AdamW([("p", p)])
@@ -117,7 +120,7 @@ def test_a_step_and_a_norm_need_no_more_memory_than_a_piece():
     clip_grad_norm([("p", p)], 1.0)
     norm = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert step < 1.2 * 4 * adamw.PIECE  # one scratch array in float32; the weight itself takes 30 of them
+    assert step < 1.2 * 4 * adamw.PIECE  # one scratch array in float32; the weight itself takes 15 of them
     assert norm < 2.4 * 8 * adamw.PIECE  # float64, the old copy and the new one
 
 

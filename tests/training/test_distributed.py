@@ -20,8 +20,9 @@ from helpers import assert_close, gradients_of, model_of
 
 from numpy_minimind import backend
 from numpy_minimind.checkpoint.resume import load_resume
+from numpy_minimind.threads import Threads
 from numpy_minimind.training.distributed import DistributedModel, Ranks, connect, launched
-from numpy_minimind.training.parallel import ParallelModel, Threads
+from numpy_minimind.training.parallel import ParallelModel
 from tests.training.mpi_worker import CASES, ROWS, batch_of
 
 pytestmark = pytest.mark.mpi
@@ -130,9 +131,13 @@ def test_any_number_of_ranks_gives_the_gradient_of_one(computed, case, threads, 
     _, more = by_hand(case, dtype, 50, *cut)
     with np.load(folder / f"{case}-{dtype}-{threads}-0.npz") as found:
         assert_close(found["numbers"], numbers, tolerance)
-        assert_close({name: found[name] for name in right}, right, tolerance)
         both = {f"twice.{name}": right[name] + more[name] for name in right}  # added to those that were there
-        assert_close({name: found[name] for name in both}, both, tolerance)
+        for gradients in (right, both):
+            ours = {name: found[name] for name in gradients}
+            if dtype == "float64":
+                assert_close(ours, gradients, tolerance)
+            else:  # of the whole: one small tensor of one process is up to 5e-6 of its own size from float64
+                assert_close(*(np.concatenate([a.ravel() for a in g.values()]) for g in (ours, gradients)), tolerance)
 
 
 @needs_mpi

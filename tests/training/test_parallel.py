@@ -1,13 +1,19 @@
 """Several threads: the gradients of one, the same bits every time, and nothing left behind by an error."""
 
-import threading
-import warnings
-
 import numpy as np
 import pytest
 from helpers import V, assert_close, gradients_of, model_of, padding_mask
 
-from numpy_minimind.training.parallel import ParallelModel, Threads, one_blas_thread, replica_of
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.training.parallel import (
+    WORTH_A_THREAD,
+    ParallelModel,
+    Threads,
+    replica_of,
+    worthwhile_threads,
+)
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 MOE = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
 
@@ -24,6 +30,7 @@ def gradient(model, threads, *arguments):
     return found, {name: g.copy() for name, g in gradients_of(model).items()}
 
 
+@pytest.mark.quick_on_host
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, MOE], ids=["tied", "untied", "experts"])
 @pytest.mark.parametrize("threads", [2, 3, 5, 8])
 @pytest.mark.parametrize("masked", [False, True])
@@ -98,61 +105,41 @@ def test_fewer_rows_than_threads(rng):
     assert_close(found, right, 1e-12)
 
 
-# -- the threads themselves --------------------------------------------------------------------------------------
+# -- how many ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_map_is_map(count):
-    threads = Threads(count)
-    for n in range(9):
-        assert threads.map(lambda i: i * i, range(n)) == [i * i for i in range(n)]
+SIZES = {  # as demos/benchmark.py has them: layers, width, vocabulary, rows, tokens; threads that they are worth
+    "64x2": (2, 64, 128, 8, 64, 1),
+    "128x4": (4, 128, 256, 16, 128, 16),
+    "256x6": (6, 256, 1024, 8, 256, 8),
+    "minimind3": (8, 768, 6400, 2, 512, 2),
+}
 
 
-def test_an_error_in_any_thread_is_raised_when_all_have_ended():
-    done = []
-
-    def work(i):
-        if i == 1:
-            raise ValueError("the second")
-        done.append(i)
-
-    with pytest.raises(ValueError, match="the second"):
-        Threads(3).map(work, [0, 1, 2])
-    assert sorted(done) == [0, 2]
+@pytest.mark.host
+@pytest.mark.parametrize("size", SIZES)
+def test_threads_are_as_many_as_have_enough_to_do_and_a_row(size):
+    layers, width, vocabulary, rows, tokens, worth = SIZES[size]
+    heads = {} if size == "minimind3" else {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MiniMindConfig(hidden_size=width, num_hidden_layers=layers, vocab_size=vocabulary, **heads)
+    found = [worthwhile_threads(config, rows, tokens, available) for available in (1, 2, 3, 64)]
+    assert found == [min(available, worth) for available in (1, 2, 3, 64)]
 
 
-def test_an_error_of_the_caller_s_own_share_waits_for_the_others():
-    other_ended = threading.Event()
-
-    def work(i):
-        if i == 0:
-            raise ValueError("the first")
-        threading.Event().wait(0.05)
-        other_ended.set()
-
-    with pytest.raises(ValueError, match="the first"):
-        Threads(2).map(work, [0, 1])
-    assert other_ended.is_set()
+@pytest.mark.host
+def test_the_work_of_a_block_decides_and_not_the_number_of_blocks_or_the_head():
+    few, many = (MiniMindConfig(hidden_size=64, num_hidden_layers=n, vocab_size=99 * n) for n in (1, 40))
+    batches = [(rows, tokens) for rows in (1, 5, 8, 20, 64) for tokens in (1, 64, 300)]
+    found = [[worthwhile_threads(config, *batch, 64) for batch in batches] for config in (few, many)]
+    assert found[0] == found[1] and len(set(found[0])) > 3
 
 
-def test_the_caller_s_errstate_holds_in_every_thread():
-    with warnings.catch_warnings(), np.errstate(over="ignore"):
-        warnings.simplefilter("error")
-        assert Threads(2).map(lambda x: float(np.exp(np.float32(x))), [1000.0, 1000.0]) == [np.inf, np.inf]
-
-
-def test_no_thread_is_refused():
-    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        Threads(0)
-
-
-def test_the_blas_library_is_told_and_told_back():
-    controller = pytest.importorskip("threadpoolctl").ThreadpoolController().select(user_api="blas")
-
-    def counts():
-        return [library["num_threads"] for library in controller.info()]
-
-    before = counts()
-    with one_blas_thread():
-        assert counts() == [1] * len(before)
-    assert counts() == before
+@pytest.mark.host
+def test_each_thread_has_the_work_that_is_asked_for_and_one_more_would_not():
+    config = MiniMindConfig.preset("tiny")
+    D, F, heads, H = config.hidden_size, config.intermediate_size, config.num_attention_heads, config.head_dim
+    for rows in range(1, 65):
+        token = 4 * D * H * (heads + config.num_key_value_heads) + 4 * heads * H * 128 + 6 * D * F
+        threads = worthwhile_threads(config, rows, 128, 64)
+        assert threads == 1 or rows * 128 * token >= threads * WORTH_A_THREAD
+        assert threads == rows or rows * 128 * token < (threads + 1) * WORTH_A_THREAD

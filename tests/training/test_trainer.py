@@ -6,6 +6,8 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.training import AdamW, Batch, BatchStream, Trainer, TrainingDiverged, cosine_lr, evaluate
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 
 def make_trainer(seed=0, moe=False, **options):
     extra = {"use_moe": True, "num_experts": 3} if moe else {}

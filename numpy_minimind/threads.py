@@ -1,0 +1,85 @@
+"""Threads that share work, and the BLAS library's threads, which must rest meanwhile.
+
+NumPy lets go of Python's lock while it computes, so threads do run at the same time. The BLAS library has threads of
+its own; each of ours would start as many again, so it is told to use one.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Threads:
+    """A fixed number of threads, the caller's among them, each with a fixed share of the work.
+
+    Parameters
+    ----------
+    count : int
+        1 means the caller's thread alone.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        if count < 1:
+            raise ValueError(f"threads must be at least 1, got {count}")
+        self.count = count
+        self._pool = ThreadPoolExecutor(count - 1, "numpy_minimind") if count > 1 else None
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return [function(item) for item in items]; thread i computes every count-th item, from the i-th on."""
+        items = list(items)
+        if self._pool is None or len(items) < 2:
+            return [function(item) for item in items]
+        results: list[Any] = [None] * len(items)
+
+        def share(i: int) -> None:
+            results[i :: self.count] = [function(item) for item in items[i :: self.count]]
+
+        # A copy of the context: np.errstate holds in the other threads, too.
+        others = [self._pool.submit(contextvars.copy_context().run, share, i) for i in range(1, self.count)]
+        try:
+            share(0)
+        finally:
+            wait(others)  # nobody goes on computing behind the back of whoever catches an error
+        for other in others:
+            other.result()
+        return results
+
+
+def available_threads() -> int:
+    """How many threads can compute at once: the processors that this process may use."""
+    if _blas() is None:
+        return 1  # nobody could tell the BLAS library to leave the processors to us
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+@contextmanager
+def one_blas_thread(really: bool = True) -> Iterator[None]:
+    """Let the BLAS library use one thread, if threadpoolctl is there to tell it so."""
+    controller = _blas() if really else None
+    if controller is None:
+        yield
+    else:
+        with controller.limit(limits=1):
+            yield
+
+
+@functools.cache
+def _blas() -> Any:
+    """Find the BLAS libraries of this process; None without threadpoolctl."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        return None
+    return ThreadpoolController().select(user_api="blas")
