@@ -62,7 +62,7 @@ def test_a_run_leaves_all_its_files(trained):
     assert (trained / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_resuming_in_a_fresh_process_is_bit_for_bit_the_same(tmp_path, toy_text, accumulate):
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 10, "--accumulate", accumulate]
     run(*flags, "--out", tmp_path / "whole")
@@ -84,7 +84,9 @@ def test_the_same_for_the_toy_language_with_experts(tmp_path):
     assert summary["entropy_floor"] > 0 and summary["oracle_loss"] > 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, trained, number, code):
     out = tmp_path / "cut"
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 2000, "--out", out]
@@ -145,6 +147,7 @@ def test_threads_are_as_many_as_have_enough_to_do_and_a_resumed_run_keeps_its_nu
     assert (state["settings"]["threads"], state["trainer"]["t"]) == (threads, 2)
 
 
+@pytest.mark.slow
 def test_resume_warns_of_another_environment_and_refuses_another_text(tmp_path):
     text, out = tmp_path / "t.txt", tmp_path / "run"
     text.write_text("abcdefghij" * 100, encoding="utf-8")
@@ -336,6 +339,7 @@ def test_a_second_signal_interrupts_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_nobody_reads_its_output(tmp_path, toy_text):
     out = tmp_path / "run"
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 30, "--out", out]
@@ -363,6 +367,7 @@ def test_overwrite_loses_nothing_before_there_is_something_new(tmp_path, toy_tex
     assert [line["step"] for line in metrics(out)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_can_be_resumed_from_another_folder(tmp_path, toy_text, monkeypatch):
     monkeypatch.chdir(toy_text.parent)
     flags = ["--corpus", toy_text.name]
@@ -393,6 +398,7 @@ def test_few_positions_are_enough_for_everything(tmp_path, toy_text):
         assert summary["steps"] == 2 and np.isfinite(summary["val_loss"])
 
 
+@pytest.mark.slow
 def test_a_name_that_looks_like_mathematics_does_not_spoil_the_picture(tmp_path, toy_text):
     path = tmp_path / "a$b_{$.txt"
     path.write_text(toy_text.read_text(encoding="utf-8"), encoding="utf-8")

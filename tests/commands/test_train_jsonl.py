@@ -73,6 +73,7 @@ def test_pretraining_resumes_bit_for_bit_with_the_tokenizer_of_its_folder(files,
     assert tokenizers[0] == tokenizers[1]
 
 
+@pytest.mark.slow
 def test_resume_refuses_a_file_that_has_changed(tmp_path, capsys):
     corpus, out = tmp_path / "pre.jsonl", tmp_path / "run"
     lines = [json.dumps({"text": f"fox {i}"}) for i in range(20)]
@@ -94,6 +95,7 @@ def test_resume_refuses_another_tokenizer(files, tmp_path, capsys):
     assert "no longer the tokenizer that this run was begun with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sft_goes_on_from_a_model_and_resumes_without_it(files, pretrained, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(pretrained, model)

@@ -47,6 +47,7 @@ def test_without_a_gpu_it_says_so(demo, capsys, monkeypatch):
     assert printed.out == "" and printed.err.startswith("error: device 'cuda' was asked for, but CuPy is not installed")
 
 
+@pytest.mark.slow
 def test_a_result_that_differs_fails(demo, capsys, monkeypatch):
     monkeypatch.setattr(demo, "presets", lambda args: {})
     monkeypatch.setattr(demo, "widths", lambda args: {})

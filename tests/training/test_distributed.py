@@ -282,6 +282,7 @@ def test_what_some_ranks_know_reaches_all(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_an_error_of_one_rank_ends_all_and_says_whose_it_is(tmp_path):
     out, errors = work(2, "failure", tmp_path, code=2)
@@ -343,6 +344,7 @@ def test_a_folder_in_use_is_refused_by_rank_0_for_all(tmp_path, text):
     assert errors.count("is already in use") == 1 and errors.startswith("error: ")
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_loss_that_is_not_finite_ends_all_ranks_with_the_last_good_checkpoint(tmp_path, text):
     flags = ["--corpus", text, "--steps", 8, "--lr", "1e39", "--warmup", 0]
