@@ -39,7 +39,7 @@ def main(argv=None):
                 "peers.programs:parts_of_a_step", MiniMindConfig(**fields), B, T, args.threads, args.repeat
             )
         print(f"saved {plotting.step_parts(args.picture, steps)}")
-    return 0
+    return 0 if any(line["programs"] for line in results) else 1
 
 
 def measure(line, args):
@@ -101,6 +101,10 @@ def arguments(argv):
     args = parser.parse_args(argv)
     if args.repeat < 1 or args.threads < 1:
         parser.error("--repeat and --threads must be at least 1")
+    needed = {"threadpoolctl": "train", **{name.removesuffix("-compile"): "parity" for name in args.against}}
+    for name, extra in needed.items():
+        if not importlib.util.find_spec(name):
+            parser.error(f"{name} is not installed: pip install {name} (or the extra {extra} of numpy-minimind)")
     return args
 
 

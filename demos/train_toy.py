@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 import numpy_minimind as nm
 from numpy_minimind import plotting
@@ -22,12 +21,19 @@ from numpy_minimind.layers import CrossEntropyLoss
 from numpy_minimind.training import AdamW, BatchStream, clip_grad_norm, cosine_lr, evaluate, toy_language, toy_report
 from numpy_minimind.training.corpora import ToyCorpus
 
+try:
+    from tqdm import tqdm
+except ImportError:
+    sys.exit("error: the demo needs the extra train: pip install -e '.[train]'")
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=1200)
 parser.add_argument("--lr", type=float, default=2e-3)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--out", type=Path, default=Path("runs/toy-demo"))
 args = parser.parse_args()
+if args.steps < 1:
+    parser.error(f"--steps must be at least 1, got {args.steps}")
 sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Chinese characters shows their numbers
 args.out.mkdir(parents=True, exist_ok=True)
 keep_freed_memory()  # a tenth faster
@@ -45,7 +51,9 @@ config = nm.MiniMindConfig.preset(
 model = nm.MiniMindForCausalLM(config, rng=np.random.default_rng([args.seed, 0]))
 cross_entropy = CrossEntropyLoss()
 optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.99))
-print(f"{model.num_parameters():,} parameters; no model can do better than {corpus.oracle_loss:.4f} nats a character")
+print(
+    f"{model.num_parameters():,} parameters; the grammar itself gets {corpus.oracle_loss:.4f} nats a held-out character"
+)
 
 # The training loop, nothing hidden.
 metrics, began = [], time.perf_counter()
@@ -65,6 +73,7 @@ for t in progress:
 
     metrics.append({"step": t, "ce_loss": float(loss)})
     if t % 200 == 0 or t == args.steps:
+        progress.set_postfix_str("reading held-out text ...")
         some = held_out if t == args.steps else held_out[::10]  # on the way, a tenth will do
         metrics[-1]["val_loss"] = evaluate(model, some)[0]
     progress.set_postfix_str(f"loss {float(loss):.3f}")

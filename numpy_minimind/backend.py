@@ -80,7 +80,7 @@ def _cupy() -> Any:
         found = "CuPy is not installed" if absent else f"CuPy cannot be imported ({error})"
         raise RuntimeError(
             f"device 'cuda' was asked for, but {found}: "
-            "install the extra gpu-cuda12x or gpu-cuda13x, or use device 'cpu'"
+            "pip install cupy-cuda12x (or cupy-cuda13x, by the version that nvidia-smi shows), or use device 'cpu'"
         ) from error
     if not cupy.is_available():
         raise RuntimeError(

@@ -55,7 +55,7 @@ def lines(works, sizes, threads):
                     (config, B, T, best, compiled),
                 )
         yield Line(
-            f"train {size}, {B} x {T} tokens",
+            f"train {size}, {B} x {T} tokens" + f"; numpy takes {best} of {threads} threads" * (best < threads),
             B * T,
             {
                 OURS: ("peers.programs:numpy_train", (config, B, T, best)),

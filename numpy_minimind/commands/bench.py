@@ -27,6 +27,7 @@ from numpy_minimind.measuring.machine import (
 from numpy_minimind.measuring.products import forward_products, training_products
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
 from numpy_minimind.threads import available_threads
+from numpy_minimind.training.distributed import launched
 from numpy_minimind.training.parallel import worthwhile_threads
 
 HELP = "measure speed and memory"
@@ -89,6 +90,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = MiniMindConfig.preset(args.preset, **dict(field_and_value(text) for text in args.set))
     device = device_of(args)
     require_one_thread(device, counts["threads"] or 1)
+    if launched()[1] > 1:
+        raise ValueError("bench measures one process: start it without mpiexec")
+    if args.work == "train" and (counts["threads"] or 1) > counts["batch_size"]:
+        raise ValueError(f"--threads {counts['threads']} share {counts['batch_size']} rows: each needs one")
     counts["threads"] = counts["threads"] or threads_of(args.work, config, counts, device)
     check_length(config, counts)
     with limit_blas(counts["threads"]):

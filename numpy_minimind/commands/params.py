@@ -9,6 +9,7 @@ from typing import Any
 from numpy_minimind import accounting
 from numpy_minimind.checkpoint.files import model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
+from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
 
 HELP = "parameters, FLOPs and bytes of a model"
@@ -20,6 +21,9 @@ LABELS = {"working": "working set", "training": "peak of a step", "kv_cache": "K
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `params`."""
     parser.add_argument("model", metavar="PRESET|MODEL", help=f"{', '.join(PRESETS)}, or a model: folder or .pth file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of the preset"
+    )
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="rows of a batch (default 1)")
     parser.add_argument("--tokens", type=int, default=512, metavar="T", help="tokens of a row (default 512)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="that share a batch (default 1)")
@@ -32,9 +36,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("batch", "tokens", "threads"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    config = config_of(args.model)
+    if args.threads > args.batch:
+        raise ValueError(f"--threads {args.threads} share {args.batch} rows: each needs one, so give --batch, too")
+    config = config_of(args.model, dict(field_and_value(text) for text in args.set))
     return {
         "model": args.model,
+        "set": args.set,
         **accounting.parameters(config),
         "batch": args.batch,
         "tokens": args.tokens,
@@ -51,10 +58,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def config_of(name: str) -> MiniMindConfig:
+def config_of(name: str, fields: dict[str, Any]) -> MiniMindConfig:
     """Return the config of a preset, of a folder (a model's or a run's), or that stands beside a file of weights."""
     if name in PRESETS:
-        return MiniMindConfig.preset(name)
+        return MiniMindConfig.preset(name, **fields)
+    if fields:
+        raise ValueError(f"--set changes a preset ({', '.join(PRESETS)}); the config of {name} is what it is")
     path = Path(name).expanduser()
     folder = path.parent if path.is_file() else model_folder(path, CONFIG)
     if (folder / CONFIG).is_file():

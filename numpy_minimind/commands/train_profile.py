@@ -23,6 +23,8 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--profile measures one process: start it without mpiexec")
     if device_asked_for(args) != "cpu":
         raise ValueError("--profile measures on the processor: its stopwatches do not wait for a GPU (--device cpu)")
+    if (args.threads or 1) > 1:
+        raise ValueError("--profile measures with one thread, so that times add up: leave --threads out")
     settings = fresh_settings(args, Ranks())
     settings["threads"] = 1
     keep_freed_memory()

@@ -220,6 +220,11 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
         raise ValueError(
             f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
         )
+    if (settings["threads"] or 1) > settings["batch_size"] // ranks.size:
+        raise ValueError(
+            f"--threads {settings['threads']} share {settings['batch_size'] // ranks.size} rows: each needs one; "
+            "leave --threads out, or give a larger --batch-size"
+        )
     if settings["threads"] is None:  # written down with the other settings: a resumed run keeps its number
         rows = settings["batch_size"] // ranks.size
         available = ranks.threads() if settings["device"] == "cpu" else 1

@@ -252,6 +252,6 @@ def table(profile: StepProfile) -> list[str]:
 
 
 EXPLANATION = """\
-Each row is one layer, or the same layer of all blocks (*). Times and `own` leave out the layers inside; `in all` has
-them. GFLOP/s: of the matrix products that were really done. saved: what the layer itself keeps from forward to
-backward; an array that several keep counts for the first of them."""
+Each row is one layer, or the same layer of all blocks (*), and its time in one step. Times and `own` leave out the
+layers inside; `in all` has them. GFLOP/s: of the matrix products that were really done. saved: what the layer itself
+keeps from forward to backward; an array that several keep counts for the first of them."""

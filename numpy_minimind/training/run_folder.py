@@ -15,6 +15,7 @@ import numpy as np
 from numpy_minimind.checkpoint.files import os_error, write_json, write_text
 from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
+from numpy_minimind.checkpoint.tensors import library
 from numpy_minimind.training.trainer import Trainer
 
 
@@ -49,7 +50,10 @@ class RunFolder:
             When it is in use and `overwrite` is False, or when it is a file.
         OSError
             When it cannot be written.
+        ImportError
+            Without the library that checkpoints need.
         """
+        library()  # says now, and not at the first checkpoint, if there is nothing to write it with
         if self.path.is_file():
             raise ValueError(f"{self.path} is a file: --out needs a folder")
         if not overwrite and self._in_use():

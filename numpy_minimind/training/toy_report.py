@@ -111,7 +111,9 @@ def copying_head(model: MiniMindForCausalLM, tokenizer: Any, sentence: str) -> C
     back as the two opening marks are apart, and one on.
     """
     ids = np.concatenate(([tokenizer.eos_token_id], tokenizer.encode_array(sentence)))[None]  # (1, T)
+    again, model.model.checkpoint_activations = model.model.checkpoint_activations, False  # whose weights are not kept
     _, saved = model.forward(ids)
+    model.model.checkpoint_activations = again
     weights = np.stack([to_numpy(block.self_attn.attend.p)[0] for block in saved.model.blocks])  # (L, N, T, T)
     first, second = sentence.index(QUOTE), sentence.index(ECHO)
     queries = 1 + np.arange(second, len(sentence) - 1)  # 1 for the end mark in front

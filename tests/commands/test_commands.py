@@ -211,6 +211,28 @@ def test_params_of_the_presets(capsys):
     assert "63,912,192" in capsys.readouterr().out
 
 
+def test_params_of_a_preset_with_another_field(capsys):
+    small = as_json(capsys, "params", "tiny", "--set", "vocab_size=256")
+    assert as_json(capsys, "params", "tiny")["total"] - small["total"] == (6400 - 256) * 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["tiny", "--set", "width=3"], "unknown config field width"),
+        (["tiny", "--threads", "3"], "--threads 3 share 1 rows: each needs one"),
+    ],
+)
+def test_params_refuses_what_has_no_meaning(flags, message, capsys):
+    assert main(["params", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_s_config_is_what_it_is(trained, capsys):
+    assert main(["params", str(trained), "--set", "vocab_size=9"]) == 2
+    assert "--set changes a preset" in capsys.readouterr().err
+
+
 def test_params_of_a_folder_and_of_nothing(trained, capsys):
     summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
     assert as_json(capsys, "params", str(trained))["total"] == summary["params"]
