@@ -136,8 +136,9 @@ def row_max(x: Any) -> Any:
 
 
 def at_least_float32(x: Any) -> Any:
-    """Return `x` in float32 if it is narrower, else as it is (``result_type`` costs more than a small norm's sum)."""
-    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
+    """Return `x` in float32 or better; as it is, if it is (``result_type`` costs more than a small norm's sum)."""
+    wide = x.dtype.kind in "fc" and x.dtype.itemsize >= 4
+    return x if wide else x.astype(np.result_type(x.dtype, np.float32))
 
 
 def top_k(x: Any, k: int) -> Any:

@@ -51,8 +51,6 @@ class Conversation:
         The most an answer may have.
     rng : numpy.random.Generator, optional
         The source of all draws of the conversation.
-    threads : int
-        That may share the reading of a long question, on the CPU.
     **sampling
         temperature, top_k, top_p, repetition_penalty of `generate`.
 
@@ -72,14 +70,13 @@ class Conversation:
         think: bool = False,
         max_new_tokens: int = 1024,
         rng: np.random.Generator | None = None,
-        threads: int = 1,
         **sampling: Any,
     ) -> None:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         check_settings(**{"temperature": 0.85, "top_k": 50, "top_p": 0.85, "repetition_penalty": 1.0, **sampling})
         self.model, self.tokenizer, self.think, self.sampling = model, tokenizer, think, sampling
-        self.rng, self.threads = np.random.default_rng() if rng is None else rng, threads
+        self.rng = np.random.default_rng() if rng is None else rng
         self.positions: int = model.config.max_position_embeddings
         self.max_new_tokens = max_new_tokens
         self.room = min(max_new_tokens, self.positions // 2)
@@ -146,7 +143,6 @@ class Conversation:
                 on_token=writer.take,
                 cache=self._cache,
                 vocab_size=self.tokenizer.vocab_size,
-                threads=self.threads,
                 **self.sampling,
             )
         finally:

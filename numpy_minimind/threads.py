@@ -10,7 +10,7 @@ import contextvars
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -44,14 +44,29 @@ class Threads:
             results[i :: self.count] = [function(item) for item in items[i :: self.count]]
 
         # A copy of the context: np.errstate holds in the other threads, too.
-        others = [self._pool.submit(contextvars.copy_context().run, share, i) for i in range(1, self.count)]
+        others: list[Future[None]] = []
         try:
+            for i in range(1, self.count):
+                others.append(self._pool.submit(contextvars.copy_context().run, share, i))
             share(0)
         finally:
-            wait(others)  # nobody goes on computing behind the back of whoever catches an error
+            _wait_for(others)  # nobody goes on computing behind the back of whoever catches an error
         for other in others:
             other.result()
         return results
+
+
+def _wait_for(others: list[Future[None]]) -> None:
+    """Wait until all have ended, and only then let an interrupt through that came meanwhile."""
+    interrupt = None
+    while True:
+        try:
+            wait(others)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def available_threads() -> int:

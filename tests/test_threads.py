@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+from numpy_minimind import threads as threads_module
 from numpy_minimind.threads import Threads, one_blas_thread
 
 
@@ -70,3 +71,46 @@ def test_the_blas_library_is_told_and_told_back():
     with one_blas_thread():
         assert counts() == [1] * len(before)
     assert counts() == before
+
+
+@pytest.mark.host
+def test_an_interrupt_while_waiting_is_raised_when_all_have_ended(monkeypatch):
+    ended, right = threading.Event(), threads_module.wait
+    calls = []
+
+    def interrupted(others):
+        calls.append(others)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return right(others)
+
+    def work(i):
+        if i == 1:
+            threading.Event().wait(0.05)
+            ended.set()
+
+    monkeypatch.setattr(threads_module, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Threads(2).map(work, [0, 1])
+    assert ended.is_set() and len(calls) == 2
+
+
+@pytest.mark.host
+def test_a_thread_that_cannot_start_does_not_leave_the_others_alone():
+    threads, ended, started = Threads(3), threading.Event(), []
+
+    class Pool:
+        def submit(self, function, *arguments):
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(function)
+            return right.submit(function, *arguments)
+
+    def work(i):
+        threading.Event().wait(0.05)
+        ended.set()
+
+    right, threads._pool = threads._pool, Pool()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        threads.map(work, [0, 1, 2])
+    assert ended.is_set()

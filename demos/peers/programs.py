@@ -32,7 +32,7 @@ def products_train(config, batch, tokens, threads, cut):
 
 
 def numpy_prefill(config, tokens, threads):
-    return Prefill(config, 1, tokens, threads)
+    return Prefill(config, 1, tokens)
 
 
 def products_prefill(config, tokens, threads):

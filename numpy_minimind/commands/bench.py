@@ -157,7 +157,7 @@ def measure_prefill(
     """Measure the reading of a prompt."""
     peak = peak_of(device, prefill, config, batch_size, tokens, threads)
     floors = prefill_floors(config, batch_size, tokens, threads, device)
-    result = against_floors(Prefill(config, batch_size, tokens, threads, device), floors, repeat, batch_size * tokens)
+    result = against_floors(Prefill(config, batch_size, tokens, device), floors, repeat, batch_size * tokens)
     del result["attention_products_seconds"]
     flops = sum(p.flops for p in forward_products(config, batch_size, tokens, logits=1))
     return {**result, "flops": flops, "flops_per_s": flops / result["seconds"]["median"], "peak_bytes": peak}
@@ -222,7 +222,7 @@ def train_step(config: MiniMindConfig, batch_size: int, seq_len: int, threads: i
 
 def prefill(config: MiniMindConfig, batch_size: int, tokens: int, threads: int, device: str) -> Task:
     """Return the reading of a prompt with its threads."""
-    return limited(Prefill(config, batch_size, tokens, threads, device), threads)
+    return limited(Prefill(config, batch_size, tokens, device), threads)
 
 
 def decode(config: MiniMindConfig, batch_size: int, prompt: int, tokens: int, threads: int, device: str) -> Task:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from numpy_minimind.chat import END_THINK, THINK, Answer, Conversation
-from numpy_minimind.commands.common import add_device, device_of, load_model, reading_threads
+from numpy_minimind.commands.common import add_device, device_of, load_model
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 
 HELP = "talk with a chat model"
@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if sys.stdin is None or sys.stdout is None:  # Python's way to say that it was started with one of them closed
         raise ValueError("chat needs standard input and standard output, and one of them is closed")
     sampling = sampling_of(args)
-    device = device_of(args)
-    model, tokenizer = load_model(args.model, device)
+    model, tokenizer = load_model(args.model, device_of(args))
     conversation = Conversation(
         model,
         tokenizer,
@@ -52,7 +51,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         think=args.think,
         max_new_tokens=args.max_new_tokens,
         rng=np.random.default_rng(args.seed),
-        threads=reading_threads(device),
         **sampling,
     )
     if args.think and not conversation.can_think:

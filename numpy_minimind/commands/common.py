@@ -15,7 +15,6 @@ from numpy_minimind.checkpoint.files import CheckpointError, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
 from numpy_minimind.checkpoint.tokenizer import TOKENIZER, CharTokenizer, load_tokenizer
 from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.threads import available_threads
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +45,6 @@ def require_one_thread(device: str, threads: int) -> None:
     """Refuse threads that would only wait for each other."""
     if device != "cpu" and threads > 1:
         raise ValueError(f"--threads {threads} with device {device}: one thread drives a GPU, so leave --threads out")
-
-
-def reading_threads(device: str) -> int:
-    """Return how many threads may share a long prompt: the processors, or the one that drives a GPU."""
-    return available_threads() if device == "cpu" else 1
 
 
 def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpy_minimind.checkpoint.stream_decoder import StreamDecoder
 from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
-from numpy_minimind.commands.common import add_device, device_of, load_model, reading_threads, warn_of_unknown
+from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.generation.generate import generate
 
@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Generate; stream the text unless JSON was asked for."""
     sampling = sampling_of(args)
-    device = device_of(args)
-    model, tokenizer = load_model(args.model, device)
+    model, tokenizer = load_model(args.model, device_of(args))
     ids = prompt_ids(tokenizer, args.prompt, args.bos)
     warn_of_unknown(tokenizer, [ids])
     stream = Stream(tokenizer, args.prompt, silent=args.json)
@@ -49,7 +48,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         rng=np.random.default_rng(args.seed),
         on_token=stream.write,
         vocab_size=tokenizer.vocab_size,
-        threads=reading_threads(device),
         **sampling,
     )
     seconds = time.perf_counter() - began

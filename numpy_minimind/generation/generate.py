@@ -33,7 +33,6 @@ def generate(
     attention_mask: Any = None,
     cache: Any = None,
     vocab_size: int | None = None,
-    threads: int = 1,
 ) -> np.ndarray:
     """Continue each prompt of a batch by at most `max_new_tokens` tokens.
 
@@ -69,8 +68,6 @@ def generate(
         goes through the model. It takes in all but the last of the new ids too.
     vocab_size : int, optional
         Ids from this one on are never chosen: what the tokenizer holds, where the model's table is larger.
-    threads : int
-        That may share the reading of a long prompt, on the CPU (see `numpy_minimind.generation.prefill`).
 
     Returns
     -------
@@ -105,7 +102,7 @@ def generate(
         _check_cache(cache, prompt, max_new_tokens)
         ids = ids[:, cache.length :]
     for end in range(prompt, prompt + max_new_tokens):
-        logits = read(model, ids, cache, prompt_mask, threads)  # (B, 1, V)
+        logits = read(model, ids, cache, prompt_mask)  # (B, 1, V)
         new = next_ids(
             logits[:, -1, :vocab_size],
             seen[:, :vocab_size],

@@ -80,21 +80,19 @@ class TrainStep:
 class Prefill:
     """Reading a prompt into a fresh cache, the logits of its last token included."""
 
-    def __init__(
-        self, config: MiniMindConfig, batch_size: int, tokens: int, threads: int = 1, device: str = "cpu"
-    ) -> None:
+    def __init__(self, config: MiniMindConfig, batch_size: int, tokens: int, device: str = "cpu") -> None:
         keep_freed_memory()
         rng = np.random.default_rng(0)
         self.model = MiniMindForCausalLM(config, rng=rng)
         self.model.to(device)
-        self.ids, self.threads = rng.integers(config.vocab_size, size=(batch_size, tokens)), threads
+        self.ids = rng.integers(config.vocab_size, size=(batch_size, tokens))
 
     def __call__(self) -> float:
         return seconds_of(self.read)
 
     def read(self) -> None:
         """Read it once."""
-        synchronize(read(self.model, self.ids, self.model.new_cache(*self.ids.shape), threads=self.threads))
+        synchronize(read(self.model, self.ids, self.model.new_cache(*self.ids.shape)))
 
 
 class Decode:

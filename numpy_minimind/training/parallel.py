@@ -71,7 +71,12 @@ class ParallelModel:
         with one_blas_thread():
             for replica in models[1:]:
                 share_weights(self.model, replica)
-            parts = self.threads.map(part, range(len(models)))
+            try:
+                parts = self.threads.map(part, range(len(models)))
+            except BaseException:
+                for replica in models[1:]:
+                    replica.zero_grad()  # what a part has added must not come into the next step
+                raise
             self.threads.map(collect, zip(*(dict(m.named_parameters()).values() for m in models)))
         return LossAndGrad(*(sum(numbers) for numbers in zip(*parts)))
 

@@ -105,6 +105,21 @@ def test_fewer_rows_than_threads(rng):
     assert_close(found, right, 1e-12)
 
 
+def test_an_error_in_one_part_leaves_nothing_for_the_next_step(rng):
+    ids, targets, _ = batch(rng)
+    model = model_of(np.float64)
+    parallel = ParallelModel(model, Threads(2))
+    parallel.loss_and_grad_shifted(ids, targets)
+    right = {name: gradient.copy() for name, gradient in gradients_of(model).items()}
+    bad = ids.copy()
+    bad[0, 0] = V  # the first part fails, the second adds its gradient
+    with pytest.raises(ValueError, match="ids must lie in"):
+        parallel.loss_and_grad_shifted(bad, targets)
+    model.zero_grad()
+    parallel.loss_and_grad_shifted(ids, targets)
+    assert_close(gradients_of(model), right, 1e-14)
+
+
 # -- how many ----------------------------------------------------------------------------------------------------
 
 
