@@ -163,7 +163,8 @@ def step_parts(path: str | Path, steps: Mapping[str, Mapping[str, float]]) -> Pa
     for part, colour in colours.items():
         share = [max(parts[part], 0.0) / total for parts, total in zip(steps.values(), whole)]
         bars = ax.barh(range(len(steps)), share, left=left, color=colour, height=0.62, label=part.replace("_", "-"))
-        ax.bar_label(bars, [f"{s:.0%}" if s >= 0.04 else "" for s in share], label_type="center", color=INK)
+        text = [f"{s:.0%}" if s >= 0.04 else "" for s in share]
+        ax.bar_label(bars, text, label_type="center", color=INK if colour == TRAIN else "white")
         left += share
     labels = [f"{size}\n{1e3 * total:,.0f} ms" for size, total in zip(steps, whole)]
     ax.set_yticks(range(len(steps)), labels, fontsize=9)
