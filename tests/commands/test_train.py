@@ -14,6 +14,8 @@ import numpy_minimind as nm
 from numpy_minimind import plotting
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.cli import main
+from numpy_minimind.commands.train_settings import DEFAULTS, build
+from numpy_minimind.training.distributed import Ranks
 from numpy_minimind.training.interrupt import StopRequest
 from tests.commands.conftest import SMALL, interrupt_after, run
 
@@ -145,6 +147,12 @@ def test_threads_are_as_many_as_have_enough_to_do_and_a_resumed_run_keeps_its_nu
     assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
     state = load_resume(tmp_path / "run" / "resume.safetensors")[1]
     assert (state["settings"]["threads"], state["trainer"]["t"]) == (threads, 2)
+
+
+def test_the_trainer_has_the_threads_that_the_settings_ask_for(toy_text):
+    asked = {"corpus": str(toy_text), "preset": "tiny", "set": ["num_hidden_layers=1"], "threads": 2, "device": "cpu"}
+    _, trainer = build({**DEFAULTS, **asked}, Ranks())
+    assert trainer.threads.count == 2 and len(trainer.parallel.replicas) == 1
 
 
 @pytest.mark.slow

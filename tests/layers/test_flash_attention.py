@@ -99,6 +99,24 @@ def test_values_may_be_half_precision(rng):
         assert_close(found.astype(float), right, 2e-3)
 
 
+@pytest.mark.parametrize(
+    ("layer", "T", "S"), [(FlashAttention(4, 8), 64, 64), (FlashAttention(), 150, 300)], ids=["4 x 8", "64 x 256"]
+)
+def test_half_precision_is_rounded_once_and_all_sums_are_in_single(layer, T, S, rng):
+    """Half a unit of float16, and the error of a float32 sum of S terms, from the exact result for the same saved o."""
+    q, k, v, do = (a.astype(np.float16) for a in draw(rng, T=T, S=S, H=8))
+    o, saved = layer.forward(q, k, v)
+    assert saved.lse.dtype == np.float32
+    exact_o, exact = layer.forward(*(a.astype(np.float64) for a in (q, k, v)))
+    exact = exact._replace(o=o.astype(np.float64))
+    found = [o, *layer.backward(do, saved)]
+    right = [exact_o, *layer.backward(do.astype(np.float64), exact)]
+    for ours, expected in zip(found, right, strict=True):
+        assert ours.dtype == np.float16
+        sums = S * np.finfo(np.float32).eps * np.abs(expected).max()
+        np.testing.assert_allclose(ours.astype(np.float64), expected, rtol=np.finfo(np.float16).eps / 2, atol=sums)
+
+
 # -- against PyTorch, and against itself -----------------------------------------------------------------------
 
 
@@ -204,6 +222,23 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square(rng):
     short, long = (peak_bytes(FlashAttention(32, 32), *drawn(T), None) for T in (512, 2048))
     assert long < 5 * short
     assert long < 0.1 * peak_bytes(plain, *drawn(2048), dense(2048, 2048))
+
+
+@pytest.mark.host
+def test_inference_keeps_no_weights_even_of_a_text_of_one_block_of_keys(rng):
+    q, k, v, _ = (a.astype(np.float32) for a in draw(rng, B=8, T=256, H=4))
+    table = 8 * 4 * 256 * 256 * 4  # bytes
+
+    def peak(call):
+        tracemalloc.start()
+        try:
+            call(q, k, v)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    layer = FlashAttention()
+    assert peak(layer) < 0.4 * table < 0.6 * table < peak(layer.forward)
 
 
 def test_what_is_saved_is_as_large_as_the_inputs(rng):

@@ -154,6 +154,23 @@ def test_a_loss_that_is_nan_stops_and_says_at_which_step():
         np.testing.assert_array_equal(data, before[name])
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_that_diverged_leaves_the_whole_state_as_it_was(accumulate):
+    """All but the place in the data: its batches have been drawn."""
+    trainer = make_trainer(accumulate=accumulate)
+    trainer.step()
+    trainer.model.model.norm.weight.data[0] = np.nan
+    arrays, numbers = trainer.state_dict()
+    before = {name: array.copy() for name, array in arrays.items()}
+    with pytest.raises(TrainingDiverged):
+        trainer.step()
+    after, numbers_after = trainer.state_dict()
+    assert {**numbers_after, "batches": None} == {**numbers, "batches": None}
+    assert after.keys() == before.keys()
+    for name, array in after.items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
 def test_everything_stays_float32():
     trainer = make_trainer(moe=True)
     trainer.step()
