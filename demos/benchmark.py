@@ -32,12 +32,10 @@ def main(argv=None):
     if args.json:
         args.json.write_text(json.dumps({"machine": about, "lines": results}, indent=1) + "\n", encoding="utf-8")
     if args.picture:
-        steps = {}
+        parts, steps = "peers.programs:parts_of_a_step", {}
         for size in args.sizes:
             fields, B, T, _ = SIZES[size]
-            steps[size] = apart(
-                "peers.programs:parts_of_a_step", MiniMindConfig(**fields), B, T, args.threads, args.repeat
-            )
+            steps[size] = apart(parts, MiniMindConfig(**fields), B, T, args.threads, args.repeat)
         print(f"saved {plotting.step_parts(args.picture, steps)}")
     return 0 if any(line["programs"] for line in results) else 1
 

@@ -1,8 +1,7 @@
 """The GPU against NumPy: the same results? constant memory? and from which size on is it faster?
 
-    python demos/gpu_check.py                                        everything, in a few minutes
-    python demos/gpu_check.py --presets tiny --widths 32,64          smaller
-    python demos/gpu_check.py --picture crossover.png --json gpu.json
+    python demos/gpu_check.py --picture crossover.png --json gpu.json    everything, in a few minutes
+    python demos/gpu_check.py --presets tiny --widths 32,64              smaller
 
 Exit code 0 when every result agrees, 1 when one does not, 2 when there is no GPU. Times are medians of `--repeat` runs.
 If PyTorch finds the same GPU, minimind3 is trained (and, with transformers, decoded) by both, in float32.
@@ -54,9 +53,7 @@ def said(name, good, what):
 def layers():
     """Every layer, forward and backward, in both precisions."""
     for dtype, tolerance in TOLERANCES.items():
-        errors = {}
-        for case in CASES:
-            errors |= {f"{case.id} {name}": error for name, error in compare_case(case, dtype=dtype).items()}
+        errors = {f"{case.id} {name}": e for case in CASES for name, e in compare_case(case, dtype=dtype).items()}
         bad = [name for name, error in errors.items() if not error <= tolerance]
         worst = max(errors, key=errors.get)
         what = f"{len(errors)} tensors of {len(CASES)} cases, the worst ({worst}) differs by {errors[worst]:.1e}"

@@ -58,6 +58,8 @@ NUMBERS = words(
     "shape newshape new_shape axis axes axis1 axis2 n N M k kth num reps repeats pad_width decimals start stop step "
     "minlength shift ndim ndmin dimensions offset source destination ddof indices_or_sections keepdims dtype"
 )
+# Products beside `matmul`: none of them takes a number.
+PRODUCTS = words("dot vdot inner outer tensordot")
 # The host waits for the device inside these: the size of the answer depends on the numbers, or they are checked.
 WAITS = words(
     "argwhere asarray_chkfinite average bincount compress delete extract flatnonzero gradient histogram histogram2d "
@@ -379,13 +381,13 @@ class ndarray:
         return self._read("bool", bool)
 
     def __int__(self) -> int:
-        return self._read("int", lambda a: int(a.item()))
+        return self._number("int", int)
 
     def __float__(self) -> float:
-        return self._read("float", lambda a: float(a.item()))
+        return self._number("float", float)
 
     def __complex__(self) -> complex:
-        return self._read("complex", lambda a: complex(a.item()))
+        return self._number("complex", complex)
 
     def __repr__(self) -> str:
         return self._read("repr", lambda a: f"device {a!r}")
@@ -395,6 +397,11 @@ class ndarray:
 
     def __format__(self, spec: str) -> str:
         return self._read("format", lambda a: format(a.item() if a.ndim == 0 else a, spec))
+
+    def _number(self, name: str, kind: type) -> Any:
+        if self.ndim:
+            raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+        return self._read(name, lambda a: kind(a.item()))
 
     def _read(self, name: str, function: Callable[[np.ndarray], Any]) -> Any:
         _note_read(name)
@@ -448,6 +455,10 @@ def _call_method(name: str, x: ndarray, args: tuple[Any, ...], kwargs: dict[str,
         _refuse_host(f"ndarray.{name}", value)
         if parameter in NUMBERS:
             _refuse_device(f"ndarray.{name}", value)
+        if name == "astype" and parameter in ("casting", "subok") and value is not None:
+            raise TypeError(f"{parameter} is not supported yet")
+        if name == "dot":
+            _require_array("ndarray.dot", value)
     _check_kind(kwargs)
     if name in WAITS:
         _note_read(name)
@@ -658,6 +669,21 @@ def _uploaded(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
     return result
 
 
+def _refuse_mixture(name: str, value: Any) -> None:
+    """A nested list is stacked if everything in it lies on the device, and copied if nothing does."""
+    places = {isinstance(v, ndarray) for v in _leaves(value)}
+    if len(places) > 1:
+        raise TypeError(f"{name}: Implicit conversion to a NumPy array is not allowed: a list of both")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _leaves(v)
+    else:
+        yield value
+
+
 def _parts(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else [value]
 
@@ -679,8 +705,14 @@ def _check_special(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for operand in args[1:]:
             _require_array(name, operand)
     if name == "matmul":
+        if len(args) > 2:
+            raise TypeError("matmul() got multiple values for argument 'out': name it")
         for operand in args:
             _require_array(name, operand)
+    if name in PRODUCTS:
+        _require_array(name, args[1] if len(args) > 1 else kwargs["b"])
+    if name in UPLOADS:
+        _refuse_mixture(name, args[0] if args else kwargs.get("obj", kwargs.get("a")))
     if name == "put_along_axis":
         arguments = inspect.signature(np.put_along_axis).bind(*args, **kwargs).arguments
         _require_array(name, arguments["indices"])

@@ -7,7 +7,7 @@ from helpers import model_of
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import Linear, RMSNorm, Softmax
 
-pytestmark = pytest.mark.usefixtures("backend")
+pytestmark = pytest.mark.host  # on the device: tests/backends/test_same_results.py
 
 
 class Pair(Layer):

@@ -101,8 +101,7 @@ def verdicts(found):
         yield found
         return
     for work, s in found.items():
-        target = TARGETS[work]
-        reached = "reached" if s["ratio"] >= target else "missed"
+        target, reached = TARGETS[work], "reached" if s["ratio"] >= TARGETS[work] else "missed"
         speeds = f"{s['ours']:,.0f} tokens/s, PyTorch {s['pytorch']:,.0f}"
         yield f"minimind3 {work}: {speeds}, ratio {s['ratio']:.2f}; target at least {target}: {reached}"
 

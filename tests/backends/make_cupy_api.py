@@ -3,7 +3,8 @@
     python tests/backends/make_cupy_api.py           compare with cupy_api.json and print what differs; exit code 1 then
     python tests/backends/make_cupy_api.py --write   replace cupy_api.json
 
-CuPy need not find a GPU for this. The stand-in (tests/strict_cupy.py) refuses what is not in the table.
+Exit code 2 where CuPy is not installed; it need not find a GPU. The stand-in
+(tests/strict_cupy.py) refuses what is not in the table.
 """
 
 import inspect
@@ -83,7 +84,11 @@ def differences(stored: Any, found: Any, path: str = "") -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    found = api()
+    try:
+        found = api()
+    except ModuleNotFoundError as error:
+        print(f"error: CuPy is not installed ({error}): pip install cupy-cuda12x; no GPU is needed", file=sys.stderr)
+        return 2
     if "--write" in argv:
         TABLE.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
         return 0

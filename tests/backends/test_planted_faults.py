@@ -124,6 +124,15 @@ FAULTS = {
     "subtract.at of floats": Fault("xp.subtract.at(y, rows, 2)", TypeError, "xp.add.at(y, rows, -2)"),
     "flags.writeable": Fault("x.flags.writeable", AttributeError, "x.flags.c_contiguous"),
     "ctypes": Fault("x.ctypes", AttributeError, "x.shape"),
+    "astype with casting": Fault("x.astype(float, casting='unsafe')", TypeError, "x.astype(float, copy=False)"),
+    "astype with casting by position": Fault("x.astype(float, 'K', 'same_kind')", TypeError, "x.astype(float, 'K')"),
+    "astype with subok": Fault("x.astype(float, subok=False)", TypeError, "x.astype(float)"),
+    "matmul with out by position": Fault(
+        "xp.matmul(x, x.T, xp.empty((3, 3), x.dtype))", TypeError, "xp.matmul(x, x.T, out=xp.empty((3, 3), x.dtype))"
+    ),
+    "dot with a number": Fault("xp.dot(x, 2)", TypeError, "xp.dot(x, y)"),
+    "a method dot with a number": Fault("x.dot(2)", TypeError, "x.dot(y)"),
+    "outer with a number": Fault("xp.outer(y, 2)", TypeError, "xp.outer(y, y)"),
     "an in-place product": Fault("xp.eye(3).__imatmul__(xp.eye(3))", AttributeError, "xp.eye(3) @ xp.eye(3)"),
     # Numbers of the device taken for numbers of the host.
     "range": Fault("list(range(n))", TypeError, "list(range(int(n)))"),
@@ -136,6 +145,9 @@ FAULTS = {
     "operator.index": Fault("operator.index(n)", TypeError, "int(n)"),
     "membership": Fault("2.0 in y", TypeError, "bool((y == 2.0).any())"),
     "None": Fault("x == None", TypeError, "x is None"),
+    "a number of an array with an axis": Fault("float(y[:1])", TypeError, "float(y[0])"),
+    "an integer of an array with an axis": Fault("int(rows[:1])", TypeError, "int(rows[0])"),
+    "a list of both": Fault("xp.array([s, 1])", TypeError, "xp.stack([s, xp.asarray(1)])"),
     # Indices.
     "two masks": Fault("x[row_mask, column_mask]", IndexError, "x[row_mask]"),
     "two masks assigned": Fault("x.__setitem__((row_mask, column_mask), 0)", IndexError, "x.__setitem__(row_mask, 0)"),
@@ -162,7 +174,11 @@ FAULTS = {
 }
 
 # Refused by NumPy, too; and what has another name there.
-ALSO_ON_NUMPY = {"floats into integers"}
+ALSO_ON_NUMPY = {
+    "floats into integers",
+    "a number of an array with an axis",  # a DeprecationWarning, or an error in new releases
+    "an integer of an array with an axis",
+}
 
 OUT_OF_RANGE = {
     "read": "x[xp.asarray([3])]",
@@ -227,7 +243,7 @@ def test_an_index_out_of_range_is_found_which_cupy_would_wrap(line, xp):
 
 
 def test_how_many_faults_there_are():
-    assert (len(FAULTS), len(OUT_OF_RANGE), len(IN_LAYERS)) == (100, 7, 25)
+    assert (len(FAULTS), len(OUT_OF_RANGE), len(IN_LAYERS)) == (110, 7, 25)
 
 
 # -- in the layers -----------------------------------------------------------------------------------------------------

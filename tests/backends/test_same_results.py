@@ -105,6 +105,10 @@ def test_a_trainer_s_state_is_on_the_host_and_continues_exactly():
     _, model = pair(seed=2)
     second = trainer(model)
     second.load_state_dict(arrays, numbers)
+    for moment in "mv":
+        stored = {n.split(".", 2)[2]: a for n, a in arrays.items() if n.startswith(f"optimizer.{moment}.")}
+        assert_same(getattr(second.optimizer, moment), stored)
+        assert stored.keys() == getattr(second.optimizer, moment).keys()
     assert {type(p.data) for _, p in model.named_parameters()} == {strict_cupy.ndarray}
     assert second.step()._replace(seconds=0.0) == expected._replace(seconds=0.0)
 
@@ -163,10 +167,38 @@ def test_a_model_goes_to_the_device_and_comes_back_with_gradients_and_ties():
 
 
 def test_a_model_is_converted_on_the_device():
-    _, there = pair()
-    there.astype(np.float64)
-    assert {p.data.dtype for _, p in there.named_parameters()} == {np.dtype(np.float64)}
-    assert there(text()[0]).dtype == np.float64
+    here, there = pair()
+    for model in (here, there):
+        model.loss_and_grad(*text())  # so that there are gradients
+        model.astype(np.float64)
+    for (name, ours), (_, theirs) in zip(here.named_parameters(), there.named_parameters()):
+        for array in (theirs.data, theirs.grad):
+            assert (type(array), array.dtype) == (strict_cupy.ndarray, np.float64), name
+        np.testing.assert_array_equal(to_numpy(theirs.data), ours.data)
+        np.testing.assert_allclose(to_numpy(theirs.grad), ours.grad, rtol=1e-5, atol=1e-7)
+    assert_same(there(text()[0]), here(text()[0]), exact=False, eps=1e-13)
+
+
+def test_gradients_begin_and_are_cleared_on_the_device():
+    parameter = Parameter(moved(np.ones((2, 3), np.float32)))
+    parameter.zero_grad()
+    assert parameter._grad is None
+    held = parameter.grad
+    assert_same(held, np.zeros((2, 3), np.float32))
+    held += 1
+    assert_same(parameter.grad, np.ones((2, 3), np.float32))
+    parameter.zero_grad()
+    assert parameter.grad is held
+    assert_same(held, np.zeros((2, 3), np.float32))
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing_on_the_device():
+    _, model = pair()
+    before = model.state_dict()
+    with pytest.raises(ValueError, match=r"wrong shape: model.norm.weight"):
+        model.load_state_dict({**before, "model.norm.weight": np.zeros(3)})
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 def test_state_dicts_are_host_copies_and_load_from_either_side():

@@ -1,6 +1,7 @@
 """Run what the package asks of a device on a stand-in, then ask the real CuPy the same: would it take every call?
 
-    python tests/cupy_replay/replay.py            prints a summary and every fault; exit code 1 if there is one
+    python tests/cupy_replay/replay.py            prints a summary and every fault; exit code 1 if there is one,
+                                                  2 if CuPy is not installed
     python tests/cupy_replay/replay.py --json     the same for a program
 
 No GPU is needed, nor a driver (see host_cuda.py). A call is right when CuPy takes it and its result has the type, dtype
@@ -163,7 +164,11 @@ def replay(calls: dict[Call, int]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    import_cupy()  # before the stand-in takes its name
+    try:
+        import_cupy()  # before the stand-in takes its name
+    except ModuleNotFoundError as error:
+        print(f"error: CuPy is not installed ({error}): pip install cupy-cuda12x; no GPU is needed", file=sys.stderr)
+        return 2
     from strict_cupy import cupy as stand_in
     from workload import run_everything
 

@@ -63,6 +63,17 @@ def test_planted_faults_are_rejected(replayed):
     assert len(replayed["planted"]) > 20 and not missed
 
 
+@pytest.mark.parametrize(
+    ("script", "missing"), [("cupy_replay/replay.py", "cupy_backends"), ("backends/make_cupy_api.py", "cupy")]
+)
+def test_a_script_says_in_one_line_that_cupy_is_missing(script, missing):
+    run = "import runpy, sys; sys.modules[sys.argv[2]] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-c", run, str(HERE.parent / script), missing]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: CuPy is not installed") and done.stderr.count("\n") == 1
+
+
 # -- the recorder, with or without CuPy --------------------------------------------------------------------------
 
 

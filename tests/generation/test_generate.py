@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from numpy_minimind.backend import to_device
 from numpy_minimind.generation import generate
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -16,8 +17,10 @@ V, EOS, PAD = 10, 2, 0
 class Stub:
     """A model that forgets all but the step: at step s row b wants ``script[b][s]`` (by `gap` logits).
 
-    It keeps what it was called with, as the cache does.
+    It keeps what it was called with, as the cache does. Its logits lie on the device of the test's backend.
     """
+
+    device = "cpu"
 
     def __init__(self, script, gap=50.0, eos=EOS, positions=64, dtype=np.float32):
         self.script, self.gap, self.dtype = np.asarray(script), gap, dtype
@@ -36,7 +39,12 @@ class Stub:
         self.calls.append((ids.copy(), None if attention_mask is None else attention_mask.copy()))
         logits = np.zeros((len(ids), 1, V), self.dtype)
         logits[np.arange(len(ids)), 0, wanted] = self.gap
-        return logits
+        return to_device(logits, self.device)
+
+
+@pytest.fixture(autouse=True)
+def device(backend, monkeypatch):
+    monkeypatch.setattr(Stub, "device", "cuda" if backend == "strict" else "cpu")
 
 
 def greedy(model, ids, n, **options):

@@ -160,15 +160,17 @@ def test_top_p_set_reaches_top_p_and_is_smallest(logits, top_p):
             assert len(chosen) == 1 or p[chosen].sum() - p[chosen].min() < top_p + 1e-12
 
 
-# -- draw ------------------------------------------------------------------------------------------------------
+# -- draw: on the host, whichever device computed the probabilities --------------------------------------------
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("u", "expected"), [(0.0, 1), (0.24, 1), (0.26, 3), (0.99, 3), (1 - 2**-53, 3)])
 def test_draw_inverts_the_distribution_function_and_skips_zeros(u, expected):
     p = row(0.0, 0.25, 0.0, 0.75, 0.0)
     assert draw(p, np.array([u])).tolist() == [expected]
 
 
+@pytest.mark.host
 @settings(deadline=None)
 @given(
     p=hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(0, 1, width=32, allow_subnormal=False)).filter(
@@ -181,6 +183,7 @@ def test_draw_never_raises_and_never_takes_what_is_impossible(p, u):
     assert p[chosen] > 0
 
 
+@pytest.mark.host
 def test_draw_over_a_fine_grid_gives_the_probabilities():
     p = np.array([0.1, 0.6, 0.0, 0.3])
     u = (np.arange(1000) + 0.5) / 1000
@@ -188,6 +191,7 @@ def test_draw_over_a_fine_grid_gives_the_probabilities():
     assert np.bincount(drawn, minlength=4).tolist() == [100, 600, 0, 300]
 
 
+@pytest.mark.host
 def test_draw_sums_float32_probabilities_in_float64():
     # 1 + 1e-8 is 1 in float32: there the other ids, together 0.01 of the mass, could never be drawn.
     p = np.full((1, 1_000_001), 1e-8, np.float32)
