@@ -44,7 +44,7 @@ def main(argv=None):
                 predicted = accounting.memory(config, rows, tokens, 4, threads, again)["training"]
                 peak = measured(config, rows, tokens, threads, again, steps=6 if threads > 1 else 1)
                 how = f"{preset} | {rows} x {tokens} | {threads} | {'yes' if again else 'no'}"
-                mib = f"{predicted / 2**20:,.1f} | {peak / 2**20:,.1f} | {predicted / peak - 1:+.1%}"
+                mib = f"{predicted / 2**20:,.1f} | {peak / 2**20:,.1f} | {round(predicted / peak - 1, 3) + 0:+.1%}"
                 print(f"| {how} | {mib} |", flush=True)
     return 0
 

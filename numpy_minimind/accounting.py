@@ -173,8 +173,8 @@ def _kept_keys(T: int) -> int:
 
 
 def _head_working_numbers(m: int, D: int, V: int) -> int:
-    """Temporaries of a chunk of m rows: logits, probabilities, and their gradient; a product on its way into dW."""
-    return 3 * m * V + max(m * D, V * D)
+    """Temporaries of a chunk of m rows: logits and probabilities; or their gradient, a product on its way into dW."""
+    return m * V + max(m * V, m * D, V * D)
 
 
 def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:

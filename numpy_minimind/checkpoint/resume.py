@@ -17,7 +17,7 @@ from numpy_minimind.checkpoint.files import DamagedFileError, ForeignFileError, 
 from numpy_minimind.checkpoint.tensors import WRITABLE, TensorFile, write_tensors
 
 FORMAT, VERSION = "numpy_minimind.resume", "1"
-ARRAY = "__ndarray__"  # marks an array inside the state: some bit generators hold a few
+ARRAY = "__ndarray__"  # marks an array inside the state: some bit generators hold a few. A key like it gets a tail "_"
 
 
 def save_resume(path: PathLike, arrays: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ def _to_json(value: Any, where: str) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{where} has the key {key!r}; keys must be strings")
-        return {key: _to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key + "_" * key.startswith(ARRAY): _to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -98,4 +98,6 @@ def _to_json(value: Any, where: str) -> Any:
 
 
 def _from_json(d: dict[str, Any]) -> Any:
-    return np.array(d[ARRAY], d["dtype"]) if ARRAY in d else d
+    if ARRAY in d:
+        return np.array(d[ARRAY], d["dtype"])
+    return {key[:-1] if key.startswith(ARRAY) else key: value for key, value in d.items()}

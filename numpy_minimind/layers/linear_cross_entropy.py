@@ -77,11 +77,13 @@ class LinearCrossEntropy(Layer):
         for m, h_m, t_m, n in self.chunks(h, targets, num_items_in_batch):
             x = h_m @ W.T  # (m, V)
             loss_m, saved = self.cross_entropy.forward(x, t_m, n)  # ()
+            del x  # each as soon as it may: these are the largest arrays of a step
             dx = self.cross_entropy.backward(1.0, saved)  # (m, V)
+            del saved
             loss = loss + loss_m
             dh[m] = dx @ W  # (m, D)
             dW += dx.T @ h_m  # (V, D)
-            del x, saved, dx  # the next chunk's take their place
+            del dx
         return loss, LinearCrossEntropySaved(dh.reshape(h.shape), dW)
 
     def backward(self, dloss: Any, saved: LinearCrossEntropySaved) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("resume")
 
 
+@example(arrays={}, state={"__ndarray__": None, "__ndarray___": {"__ndarray__": [1], "dtype": "int64"}, "dtype": 1})
 @given(arrays=st.dictionaries(st.text(min_size=1), NUMBERS, max_size=3), state=st.dictionaries(st.text(), JSON))
 def test_every_array_and_every_state_comes_back(folder: Path, arrays: dict[str, np.ndarray], state: Any) -> None:
     arrays.pop("__metadata__", None)  # the one name that safetensors keeps for itself
