@@ -37,7 +37,9 @@ def pytest_generate_tests(metafunc):
     """Give a test that uses `backend` both of them, unless its subject exists on the host alone."""
     if "backend" in metafunc.fixturenames:
         marked = metafunc.definition.get_closest_marker
-        strict = pytest.param("strict", marks=[pytest.mark.slow] if marked("quick_on_host") else [])
+        strict = pytest.param(
+            "strict", marks=[pytest.mark.slow, pytest.mark.nightly] if marked("quick_on_host") else []
+        )
         metafunc.parametrize("backend", ["numpy"] if marked("host") else ["numpy", strict], indirect=True)
 
 
