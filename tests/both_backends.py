@@ -141,6 +141,7 @@ def replace(holder: Any, function: Callable[[Any], Any]) -> None:
         holder.m, holder.v = function(holder.m), function(holder.v)
 
 
+@functools.cache  # a test wraps some two hundred functions
 def across(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     """Return the function as it is on the device, for callers that have host arrays."""
     stays, signature = ON_HOST.get(owner, set()), inspect.signature(function)

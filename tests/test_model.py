@@ -847,6 +847,7 @@ def test_attention_in_blocks_decodes_as_the_table_of_scores_does(fields, mask, r
 
 
 @pytest.mark.host
+@pytest.mark.slow
 def test_a_long_text_takes_memory_in_proportion_to_its_length(rng):
     def taken(tokens):
         cfg = MiniMindConfig.preset("tiny", vocab_size=67, num_hidden_layers=1, hidden_size=16, head_dim=4)

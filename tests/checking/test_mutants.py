@@ -31,8 +31,8 @@ def mutant(name):
 
 
 @pytest.fixture(scope="module")
-def strong_rows():
-    return {row.name: row for row in kill_matrix(weak=False)}
+def rows_by_name():
+    return {row.name: row for row in kill_matrix()}
 
 
 # -- the list --------------------------------------------------------------------------------------------------------
@@ -126,36 +126,36 @@ def test_the_rewritten_formulas_are_right_where_nothing_is_exchanged(rng):
 
 
 @pytest.mark.slow
-def test_every_mutant_is_killed_by_the_checks_of_its_own_layer(strong_rows):
-    assert matrix.survivors(list(strong_rows.values())) == []
+def test_every_mutant_is_killed_by_the_checks_of_its_own_layer(rows_by_name):
+    assert matrix.survivors(list(rows_by_name.values())) == []
 
 
 @pytest.mark.slow
-def test_no_mutant_dies_of_an_exception_alone(strong_rows):
+def test_no_mutant_dies_of_an_exception_alone(rows_by_name):
     """A bug that makes everything crash would need no check, and a typing error here would look like one."""
-    for row in strong_rows.values():
+    for row in rows_by_name.values():
         assert any(o.killed and not o.crashed for o in row.outcomes.values()), row.name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("m", MUTANTS, ids=lambda m: m.name)
-def test_the_column_whose_task_it_is_kills(m, strong_rows):
+def test_the_column_whose_task_it_is_kills(m, rows_by_name):
     column = {BACKWARD: STRONG[0], CONSISTENT: STRONG[2], CONTRACT: STRONG[3], TRAINING: STRONG[4]}[m.form]
-    assert column in strong_rows[m.name].killed_by
+    assert column in rows_by_name[m.name].killed_by
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_wrong_is_also_seen_by_the_complex_step(strong_rows):
-    assert [row.name for row in strong_rows.values() if row.form == BACKWARD and STRONG[1] not in row.killed_by] == []
+def test_a_gradient_that_is_wrong_is_also_seen_by_the_complex_step(rows_by_name):
+    assert [row.name for row in rows_by_name.values() if row.form == BACKWARD and STRONG[1] not in row.killed_by] == []
 
 
 @pytest.mark.slow
-def test_no_difference_can_see_most_consistent_mutants(strong_rows):
+def test_no_difference_can_see_most_consistent_mutants(rows_by_name):
     """That is why there are reference values.
 
     The exceptions leave a gradient that is zero or a loss of its own, or spoil a forward that backward computes again.
     """
-    seen = [row.name for row in strong_rows.values() if row.form == CONSISTENT and STRONG[0] in row.killed_by]
+    seen = [row.name for row in rows_by_name.values() if row.form == CONSISTENT and STRONG[0] in row.killed_by]
     assert set(seen) == {
         "rmsnorm-gain-left-out",
         "softmax-hidden-row-is-uniform",
@@ -202,8 +202,8 @@ def test_other_seeds_kill_as_well(seed):
 
 
 @pytest.mark.slow
-def test_the_numbers_of_the_page_are_those_of_the_matrix():
-    rows = list(kill_matrix())
+def test_the_numbers_of_the_page_are_those_of_the_matrix(rows_by_name):
+    rows = rows_by_name.values()
     for column in WEAK:
         counts = []
         for form in ([BACKWARD], FORMS):

@@ -127,6 +127,7 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_differs(tmp_path,
     assert metrics(tmp_path / "other") != metrics(trained)
 
 
+@pytest.mark.slow
 def test_resume_refuses_a_flag_that_differs_and_takes_one_that_does_not(tmp_path, toy_text):
     out = tmp_path / "run"
     run("train", "--corpus", toy_text, *SMALL, "--steps", 6, "--stop-after", 2, "--out", out)
@@ -170,6 +171,7 @@ def test_resume_warns_of_another_environment_and_refuses_another_text(tmp_path):
     assert "no longer the text" in errors
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path, toy_text):
     out = tmp_path / "run"
     run("train", "--corpus", toy_text, *SMALL, "--steps", 4, "--stop-after", 2, "--out", out)
@@ -185,6 +187,7 @@ def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path,
     assert [line["step"] for line in metrics(out)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused_and_overwrite_clears_only_our_files(tmp_path, toy_text):
     out = tmp_path / "run"
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 2, "--out", out]
@@ -309,6 +312,7 @@ def test_an_output_folder_that_cannot_be_written_is_an_error(tmp_path, toy_text,
 # -- the life of a run -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_mends_what_a_crash_left_out(tmp_path, toy_text, trained):
     """Killed after the last resume file was written: model, summary and picture are missing or old."""
     out = tmp_path / "run"
@@ -328,6 +332,7 @@ def test_resuming_a_finished_run_mends_what_a_crash_left_out(tmp_path, toy_text,
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_leaves_a_run_that_can_be_resumed(tmp_path, toy_text):
     out = tmp_path / "run"
     flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 400, "--out", out]

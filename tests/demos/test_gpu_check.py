@@ -25,6 +25,7 @@ def demo(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_the_whole_script_on_the_stand_in(demo, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     files = ["--json", str(tmp_path / "gpu.json"), "--picture", str(tmp_path / "gpu.png")]

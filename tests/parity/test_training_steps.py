@@ -28,6 +28,7 @@ MODELS = {
     "k=2, untied": {"mlp": "k=2", "head": "untied"},
     "k=2 normalised, three layers, padded": {"mlp": "k=2 normalised", "layers": "3", "padding": "both"},
 }
+pytestmark = pytest.mark.slow
 every_model = pytest.mark.parametrize("chosen", MODELS.values(), ids=MODELS.keys())
 
 
@@ -48,7 +49,7 @@ def test_ten_steps_well_conditioned(chosen: dict[str, str]) -> None:
 
 
 @every_model
-@pytest.mark.parametrize("decay_all, accumulate", [(False, 1), pytest.param(True, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decay_all, accumulate", [(False, 1), (True, 3)])
 def test_ten_steps_with_minimind_s_settings(chosen: dict[str, str], decay_all: bool, accumulate: int) -> None:
     found = measure_training(case_of(7, **chosen), Settings(decay_all=decay_all), accumulate)
     assert_as_near_as_rounding_allows(found)
