@@ -1,6 +1,7 @@
 """What every test module shares: one BLAS thread, hypothesis settings, a seeded generator."""
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -67,3 +68,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if uses_torch(item.path):
             item.add_marker(pytest.mark.parity)
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector what lives until the end, thousands of tests and all modules: a tenth of the time."""
+    gc.collect()
+    gc.freeze()
