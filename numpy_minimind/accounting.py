@@ -14,7 +14,7 @@ from numpy_minimind.backend import get_array_module
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention, cut
-from numpy_minimind.layers.linear_cross_entropy import CHUNK
+from numpy_minimind.layers.linear_cross_entropy import CHUNK, WORDS
 from numpy_minimind.model import LONG
 
 IDS = 8  # bytes of an id, or of an index
@@ -173,8 +173,8 @@ def _kept_keys(T: int) -> int:
 
 
 def _head_working_numbers(m: int, D: int, V: int) -> int:
-    """Temporaries of a chunk of m rows: logits and probabilities; or their gradient, a product on its way into dW."""
-    return m * V + max(m * V, m * D, V * D)
+    """Temporaries of a chunk of m rows, logits beside another array: probabilities, or products; of backward, dW dL."""
+    return max(m * V + max(m * V, m * D, min(V, WORDS) * D), V * D)
 
 
 def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
@@ -192,8 +192,8 @@ def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
 
 
 def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
-    """silu, dh, du and dg; the two parts of dx; the gradient of a weight before it is added."""
-    return 4 * M * F + M * D + max(F * D, 2 * M * D)
+    """silu, dh (then du) and dg; the two parts of dx; the gradient of a weight before it is added."""
+    return 3 * M * F + M * D + max(F * D, 2 * M * D)
 
 
 def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:

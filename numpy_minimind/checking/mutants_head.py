@@ -24,7 +24,7 @@ HEAD_MUTANTS = (
         "each chunk overwrites what the chunks before it gave to dW",
         "with one chunk = and += are the same",
         "common",
-        (Edit(HEAD + "forward", "dW += dx.T", "dW = dx.T"),),
+        (Edit(HEAD + "forward", "add_product(dW, dx, h_m)", "dW = dx.T @ h_m"),),
     ),
     Mutant(
         "head-loss-gradient-added-in-forward",
@@ -33,7 +33,7 @@ HEAD_MUTANTS = (
         "forward adds dW into .grad itself: dloss never reaches it, and measuring a loss changes it",
         "it saves an array of the size of the head",
         "common",
-        (Edit(HEAD + "forward", "dW += dx.T", "self.weight.grad += dx.T"),),
+        (Edit(HEAD + "forward", "add_product(dW, dx, h_m)", "add_product(self.weight.grad, dx, h_m)"),),
     ),
     Mutant(
         "head-loss-rows-moved-together",

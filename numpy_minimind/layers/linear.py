@@ -92,7 +92,7 @@ class Linear(Layer):
 
 def times_transposed(x: Any, W: Any) -> Any:
     """Return x W^T of the rows x (M, I); of a few rows as (W x^T)^T, which the BLAS library computes faster."""
-    if is_on_host(x) and 1 < len(x) <= FEW:
+    if 1 < len(x) <= FEW and is_on_host(x):
         return get_array_module(x).ascontiguousarray((W @ x.T).T)
     return x @ W.T
 

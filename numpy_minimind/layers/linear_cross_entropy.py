@@ -17,6 +17,8 @@ from numpy_minimind.layers.linear import rows
 
 # Rows whose logits are there together. Fewer make small products, more leave the processor's cache.
 CHUNK = 256
+# Words whose part of dx^T h is there at a time: the whole of it would be as large as dW once more, and no faster.
+WORDS = 1024
 
 
 class LinearCrossEntropySaved(NamedTuple):
@@ -82,7 +84,7 @@ class LinearCrossEntropy(Layer):
             del saved
             loss = loss + loss_m
             dh[m] = dx @ W  # (m, D)
-            dW += dx.T @ h_m  # (V, D)
+            add_product(dW, dx, h_m)  # dW += dx^T h, (V, D)
             del dx
         return loss, LinearCrossEntropySaved(dh.reshape(h.shape), dW)
 
@@ -112,3 +114,10 @@ class LinearCrossEntropy(Layer):
             t_m = like(t[m], h)  # (m,)
             m = m if whole else like(m, h)
             yield m, h[m], t_m, n
+
+
+def add_product(dW: Any, dx: Any, h: Any) -> None:
+    """Add dx^T h into dW, some words at a time."""
+    for start in range(0, len(dW), WORDS):
+        part = dW[start : start + WORDS]  # a view
+        part += dx[:, start : start + WORDS].T @ h

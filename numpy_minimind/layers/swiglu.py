@@ -102,6 +102,7 @@ class SwiGLU(Layer):
         return y, SwiGLUSaved(x, g, u, sigma)
 
     def backward(self, dy: Any, saved: SwiGLUSaved) -> Any:
+        xp = get_array_module(dy)
         x, g, u, sigma = saved
         silu = g * sigma  # (..., F)
         dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
@@ -110,5 +111,5 @@ class SwiGLU(Layer):
         dg += sigma  # silu' = sigma + silu (1 - sigma)
         dg *= u
         dg *= dh
-        du = dh * silu  # (..., F)
+        du = xp.multiply(dh, silu, out=dh)  # (..., F), in the place of dh
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)

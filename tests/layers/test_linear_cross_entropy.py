@@ -7,6 +7,7 @@ import pytest
 from helpers import B, D, T, V, assert_close, settled
 
 from numpy_minimind.layers import CrossEntropyLoss, Linear, LinearCrossEntropy
+from numpy_minimind.layers.linear_cross_entropy import WORDS, add_product
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -41,6 +42,14 @@ def test_any_chunk_gives_what_the_two_layers_give(chunk, ignored, n, rng):
     for ours, theirs in zip((loss, dh, head.weight.grad), right):
         assert_close(ours, theirs, 1e-13)
     assert_close(layer(h, targets, n), right[0], 1e-13)
+
+
+@pytest.mark.parametrize("words", [1, WORDS - 1, WORDS, WORDS + 1, 3 * WORDS + 5])
+def test_every_word_gets_its_part_of_the_product(words, rng):
+    dW, dx, h = rng.standard_normal((words, 2)), rng.standard_normal((3, words)), rng.standard_normal((3, 2))
+    right = dW + dx.T @ h
+    add_product(dW, dx, h)
+    assert_close(dW, right, 1e-14)
 
 
 def test_no_label_no_loss_no_gradient_no_warning(rng):
