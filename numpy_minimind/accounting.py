@@ -143,7 +143,7 @@ def _activations(config: MiniMindConfig, B: int, T: int, size: int, checkpoint: 
     kept += L * M * D * size + table if checkpoint else L * block
     again = block - M * D * size if checkpoint else 0  # the block that is computed again; its input is there already
     loss = (M * D + V * D) * size  # dh and dW
-    head = loss + _head_working_numbers(min(CHUNK, M), D, V) * size
+    head = loss + max(_head_working_numbers(min(CHUNK, M), D, V), V * D - M * D) * size  # or dW dL, in h's place
     backward = again + _block_working_numbers(config, B, T) * size
     if head >= backward:
         return kept + loss, head - loss
@@ -173,8 +173,8 @@ def _kept_keys(T: int) -> int:
 
 
 def _head_working_numbers(m: int, D: int, V: int) -> int:
-    """Temporaries of a chunk of m rows, logits beside another array: probabilities, or products; of backward, dW dL."""
-    return max(m * V + max(m * V, m * D, min(V, WORDS) * D), V * D)
+    """Temporaries of a chunk of m rows: logits, and beside them probabilities or a product."""
+    return m * V + max(m * V, m * D, min(V, WORDS) * D)
 
 
 def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
@@ -192,8 +192,8 @@ def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
 
 
 def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
-    """silu, dh (then du) and dg; the two parts of dx; the gradient of a weight before it is added."""
-    return 3 * M * F + M * D + max(F * D, 2 * M * D)
+    """Of silu, h, dh (then du) and dg, two or three; the two parts of dx; a weight's gradient before it is added."""
+    return 2 * M * F + max(M * F, M * D + max(F * D, 2 * M * D))
 
 
 def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:

@@ -300,8 +300,9 @@ class MiniMindForCausalLM(Layer):
 
         (hidden, aux_loss), saved = self.model.forward(ids, mask)
         ce_loss, head = self.linear_cross_entropy.forward(hidden, targets, n)
+        del hidden
         dhidden = self.linear_cross_entropy.backward(1.0, head)  # (B, T, D)
-        del head, hidden
+        del head
         self.model.backward(dhidden, share, saved, release=True)
         ce, aux = ce_loss.astype(np.float64), aux_loss.astype(np.float64) * share
         losses: Any = (ce + aux, ce, aux)

@@ -112,4 +112,5 @@ class SwiGLU(Layer):
         dg *= u
         dg *= dh
         du = xp.multiply(dh, silu, out=dh)  # (..., F), in the place of dh
+        del silu  # here a training step may need most memory
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)
