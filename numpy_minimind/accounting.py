@@ -187,8 +187,9 @@ def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
         mlp = dx + m * D * 2 + _swiglu_working_numbers(m, D, c["F"])  # dx; dy of the expert, weighted
     else:
         mlp = _swiglu_working_numbers(M, D, c["F"])
-    attention = 2 * dx + _attention_working_numbers(B, T, c["N"], c["K"], c["H"])  # dm and dh
-    return dx + max(mlp, attention)  # dy
+    attention = 2 * dx + _attention_working_numbers(B, T, D, c["N"], c["K"], c["H"])  # dm and dh
+    norm = 5 * dx  # dm, dh, da, n, dn
+    return dx + max(mlp, attention, norm)  # dy
 
 
 def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
@@ -196,16 +197,19 @@ def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
     return 2 * M * F + max(M * F, M * D + max(F * D, 2 * M * D))
 
 
-def _attention_working_numbers(B: int, T: int, N: int, K: int, H: int) -> int:
-    """Temporaries between the projections of attention."""
+def _attention_working_numbers(B: int, T: int, D: int, N: int, K: int, H: int) -> int:
+    """Temporaries of attention: where it attends, in the norms, or in the projections."""
     q, kv = B * T * N * H, B * T * K * H  # numbers of one array
-    norms = 2 * q + 2 * kv + 5 * q  # do, dq, dk, dv; dq turned back, and four of the norm's
+    others = 2 * q + 2 * kv  # do, dq, dk, dv
+    norms = 5 * q  # dq turned back, and four of the norm's
+    projections = max(2 * B * T * D, N * H * D)  # dx and a part of it; a weight's gradient before it is added
     if T < LONG:
-        return max(norms, 4 * q + 2 * kv + 2 * B * N * T * T)  # do, dq, and q on its way; dk, dv; dp, ds
+        return others + max(norms, projections, 2 * q + 2 * B * N * T * T)  # q twice on its way; dp, ds
     rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
     b = min(B, max(1, BLOCK // (N * rows * keys)))  # sequences in a block
-    block = b * N * rows * (2 * keys + 4 * H) + b * K * keys * H  # p, ds; q, o, do, dq; a product on its way
-    return max(norms, 2 * q + 2 * kv + block)
+    tables = 3 if keys < T else 2  # ds, the one before it, and p where it is not saved
+    block = b * N * rows * (tables * keys + 4 * H) + b * K * keys * H  # q, o, do, dq; a product on its way
+    return others + max(norms, projections, block)
 
 
 def array_bytes(tree: Any) -> int:

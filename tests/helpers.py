@@ -1,5 +1,6 @@
 """Small tools of the tests: weights that make mistakes visible, walks over nested arrays, one measure of error."""
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,16 @@ def config(**overrides: Any) -> MiniMindConfig:
         "max_position_embeddings": 64,
     }
     return MiniMindConfig(**{**sizes, **overrides})
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """Return by how many bytes NumPy's arrays grow while `run` is at its largest."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def settled(layer: Any, seed: int = 1, dtype: Any = np.float64) -> Any:

@@ -1,10 +1,8 @@
 """Attention in blocks: it is the plain one, in less memory, whatever the blocks, the padding and the heads are."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
-from helpers import along, assert_close, complex_step
+from helpers import along, assert_close, complex_step, peak_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import seeds, sizes
@@ -205,40 +203,26 @@ def test_scores_far_below_zero_count_as_any_others(rng):
 # -- what it is for --------------------------------------------------------------------------------------------
 
 
-def peak_bytes(layer, q, k, v, do, keys):
-    tracemalloc.start()
-    try:
-        everything(layer, q, k, v, do, keys)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.host
 def test_memory_grows_with_the_tokens_and_not_with_their_square(rng):
     def drawn(T):
         return [a.astype(np.float32) for a in draw(rng, 1, 2, 1, T, H=4)]
 
-    short, long = (peak_bytes(FlashAttention(32, 32), *drawn(T), None) for T in (512, 2048))
+    def peak(layer, T, keys=None):
+        qkv_do = drawn(T)
+        return peak_bytes(lambda: everything(layer, *qkv_do, keys))
+
+    short, long = peak(FlashAttention(32, 32), 512), peak(FlashAttention(32, 32), 2048)
     assert long < 5 * short
-    assert long < 0.1 * peak_bytes(plain, *drawn(2048), dense(2048, 2048))
+    assert long < 0.1 * peak(plain, 2048, dense(2048, 2048))
 
 
 @pytest.mark.host
 def test_inference_keeps_no_weights_even_of_a_text_of_one_block_of_keys(rng):
     q, k, v, _ = (a.astype(np.float32) for a in draw(rng, B=8, T=256, H=4))
     table = 8 * 4 * 256 * 256 * 4  # bytes
-
-    def peak(call):
-        tracemalloc.start()
-        try:
-            call(q, k, v)
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
     layer = FlashAttention()
-    assert peak(layer) < 0.4 * table < 0.6 * table < peak(layer.forward)
+    assert peak_bytes(lambda: layer(q, k, v)) < 0.4 * table < 0.6 * table < peak_bytes(lambda: layer.forward(q, k, v))
 
 
 def test_what_is_saved_is_as_large_as_the_inputs(rng):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import D, F, along, complex_step, gradients_of, settled
+from helpers import D, F, along, complex_step, gradients_of, peak_bytes, settled
 
 from numpy_minimind.layers import SwiGLU
 from numpy_minimind.layers.swiglu import sigmoid
@@ -83,3 +83,13 @@ def test_sigmoid_of_half_precision_is_rounded_from_float32():
         right = (1 / (1 + np.exp(-np.maximum(x.astype(np.float64), -700)))).astype(np.float16)
         np.testing.assert_array_equal(sigmoid(x), right)
     assert sigmoid(x).dtype == np.float16
+
+
+@pytest.mark.host
+def test_backward_holds_three_arrays_of_the_inner_width_at_a_time(rng):
+    rows, width, inner = 256, 128, 1024
+    layer = SwiGLU(width, inner)
+    x, dy = rng.standard_normal((2, rows, width)).astype(np.float32)
+    _, saved = layer.forward(x)
+    layer.backward(dy, saved)  # from here on there are gradients to add to
+    assert peak_bytes(lambda: layer.backward(dy, saved)) < 3.3 * saved.u.nbytes
