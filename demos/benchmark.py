@@ -1,4 +1,4 @@
-"""NumPy against PyTorch on this machine: training, reading, writing, attention, memory; medians of runs in turns.
+"""NumPy against PyTorch on this machine: training, reading, writing, attention, experts; medians of runs in turns.
 
     python demos/benchmark.py --against torch,torch-compile,transformers      everything; about half an hour
     python demos/benchmark.py --sizes 64x2 --work train --against torch       one line of it, in half a minute

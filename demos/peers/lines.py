@@ -12,10 +12,12 @@ SIZES = {  # name: (fields, rows of a batch, tokens of a row, largest share of P
     "256x6": ({"hidden_size": 256, "num_hidden_layers": 6, "vocab_size": 1024, **SMALL}, 8, 256, 0.85),
     "minimind3": ({}, 2, 512, 0.95),
 }
-WORKS = ("train", "decode", "prefill", "attention", "memory")
+EXPERTS = (("toy-moe", 16, 128), ("toy-moe", 8, 64), ("minimind3-moe", 2, 512))  # (preset, rows, tokens of a row)
+WORKS = ("train", "decode", "prefill", "attention", "memory", "experts")
 PEERS = ("torch", "torch-compile", "transformers")
 OURS, ONE = "numpy", "numpy, 1 thread"
 BLOCKS, PLAIN = "numpy, in blocks", "numpy, plain"
+CHOSEN, DENSE = "numpy, experts", "numpy, dense"
 WHOLE, SHARDS, READING = "products, whole batch", "products, by shards", "products alone"
 
 
@@ -39,7 +41,7 @@ class Line(NamedTuple):
 
 
 def lines(works, sizes, threads):
-    """Yield the lines; all but training is measured at the last of the sizes."""
+    """Yield the lines; all but training and experts is measured at the last of the sizes."""
     for size in sizes if "train" in works else ():
         fields, B, T, limit = SIZES[size]
         config = MiniMindConfig(**fields)
@@ -113,4 +115,15 @@ def lines(works, sizes, threads):
                 "torch": ("peers.torch_minimind:torch_train", (config, B, T, threads)),
             },
             [Target("memory", ("torch",), 0.9, ONE), Target("memory", ("torch",), 1.1)],
+        )
+    for preset, B, T in EXPERTS if "experts" in works else ():
+        config = MiniMindConfig.preset(preset)
+        yield Line(
+            f"feed-forward of {preset}, {B} x {T} tokens, forward and backward",
+            B * T,
+            {
+                CHOSEN: ("peers.programs:feed_forward", (config, B, T, True)),
+                DENSE: ("peers.programs:feed_forward", (config, B, T, False)),
+            },
+            [Target("time", (DENSE,), 1.25, CHOSEN)],
         )

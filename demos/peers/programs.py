@@ -5,7 +5,9 @@ import numpy as np
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.bench import measure_train
 from numpy_minimind.layers.flash_attention import FlashAttention
+from numpy_minimind.layers.moe import MoE
 from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
+from numpy_minimind.layers.swiglu import SwiGLU
 from numpy_minimind.measuring.clocks import seconds_of
 from numpy_minimind.measuring.floors import DecodeFloor, Floor
 from numpy_minimind.measuring.machine import limit_blas
@@ -57,5 +59,21 @@ def attention(config, tokens, threads, blocks):
     def work():
         _, saved = layer.forward(q, k, v, visible)
         layer.backward(do, saved)
+
+    return lambda: seconds_of(work)
+
+
+def feed_forward(config, batch, tokens, experts):
+    """Forward and backward of a layer of experts, or of the dense layer of the size that one token uses."""
+    keep_freed_memory()
+    rng, D, F = np.random.default_rng(1), config.hidden_size, config.moe_intermediate_size
+    layer = MoE(config, rng=rng) if experts else SwiGLU(D, F * config.num_experts_per_tok, rng=rng)
+    if experts:
+        layer.gate.weight.data *= 10  # a router that has learnt to tell tokens apart
+    x, dy = rng.standard_normal((2, batch, tokens, D), np.float32)
+
+    def work():
+        _, saved = layer.forward(x)
+        layer.backward(*((dy, 1.0) if experts else (dy,)), saved)
 
     return lambda: seconds_of(work)

@@ -42,7 +42,7 @@ def test_transformers_logits_are_ours_and_its_bare_loop_writes_the_same_tokens(d
 def test_every_target_of_a_line_names_programs_of_that_line(demo):
     lines = demo("peers.lines")
     table = list(lines.lines(lines.WORKS, list(lines.SIZES), 2))
-    assert len(table) == 8
+    assert len(table) == 11
     for line in table:
         assert line.targets and next(iter(line.programs)) == line.targets[-1].ours
         for target in line.targets:
@@ -76,6 +76,12 @@ def test_a_program_that_fails_says_why_and_the_others_go_on(demo):
     results, failed = turns.in_turns(programs, 2, 1)
     assert results["sum"][0] == [3, 3] and list(results) == ["sum"]
     assert failed["bad"].startswith("AttributeError")
+
+
+def test_the_programs_of_experts_run(demo):
+    config = nm.MiniMindConfig.preset("tiny", use_moe=True, num_experts_per_tok=2)
+    programs = demo("peers.programs")
+    assert all(programs.feed_forward(config, 2, 5, experts)() > 0 for experts in (True, False))
 
 
 @pytest.mark.slow
