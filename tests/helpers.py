@@ -1,5 +1,6 @@
 """Small tools of the tests: weights that make mistakes visible, walks over nested arrays, one measure of error."""
 
+import gc
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,6 +33,7 @@ def config(**overrides: Any) -> MiniMindConfig:
 
 def peak_bytes(run: Callable[[], Any]) -> int:
     """Return by how many bytes NumPy's arrays grow while `run` is at its largest."""
+    gc.collect()
     tracemalloc.start()
     try:
         run()

@@ -20,6 +20,7 @@ from helpers import (
     gradients_of,
     model_of,
     padding_mask,
+    peak_bytes,
     settled,
 )
 from hypothesis import given
@@ -703,17 +704,6 @@ def test_float32_is_float64_to_1e_5_of_the_largest_value(fields, mask, rng):
 # -- memory ----------------------------------------------------------------------------------------------------
 
 
-def peak(function):
-    """The most bytes that were held at once above those held before."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def of_depth(layers):
     cfg = MiniMindConfig.preset("tiny", vocab_size=67, num_hidden_layers=layers)
     return MiniMindForCausalLM(cfg, rng=np.random.default_rng(0))
@@ -722,9 +712,9 @@ def of_depth(layers):
 @pytest.mark.host
 def test_inference_holds_the_arrays_of_one_block_at_a_time(rng):
     ids, shallow, deep = rng.integers(0, 67, (4, 128)), of_depth(2), of_depth(8)
-    inference = peak(lambda: deep(ids))
-    assert inference < 1.02 * peak(lambda: shallow(ids))
-    assert inference < 0.3 * peak(lambda: deep.forward(ids))
+    inference = peak_bytes(lambda: deep(ids))
+    assert inference < 1.02 * peak_bytes(lambda: shallow(ids))
+    assert inference < 0.3 * peak_bytes(lambda: deep.forward(ids))
 
 
 @pytest.mark.host
@@ -746,8 +736,8 @@ def test_loss_and_grad_drops_what_a_block_saved_as_it_goes_back(rng, monkeypatch
         out, saved = model.forward(ids)
         model.backward(np.zeros_like(out.logits), saved)
 
-    peak(lambda: model.loss_and_grad(ids, ids))
-    peak(keeping)
+    peak_bytes(lambda: model.loss_and_grad(ids, ids))
+    peak_bytes(keeping)
     assert held[0] < 0.25 * held[1]
 
 
@@ -816,9 +806,9 @@ def test_computing_the_blocks_again_changes_no_bit(fields, rng):
 def test_computing_the_blocks_again_takes_the_memory_of_one_block(rng):
     model, ids = of_depth(8), rng.integers(0, 67, (4, 128))
     model.loss_and_grad(ids, ids)  # every gradient exists from here on
-    all_blocks = peak(lambda: model.loss_and_grad(ids, ids))
+    all_blocks = peak_bytes(lambda: model.loss_and_grad(ids, ids))
     model.model.checkpoint_activations = True
-    assert peak(lambda: model.loss_and_grad(ids, ids)) < 0.4 * all_blocks
+    assert peak_bytes(lambda: model.loss_and_grad(ids, ids)) < 0.4 * all_blocks
 
 
 # -- long texts --------------------------------------------------------------------------------------------------
@@ -853,6 +843,6 @@ def test_a_long_text_takes_memory_in_proportion_to_its_length(rng):
         cfg = MiniMindConfig.preset("tiny", vocab_size=67, num_hidden_layers=1, hidden_size=16, head_dim=4)
         model, ids = MiniMindForCausalLM(cfg, rng=np.random.default_rng(0)), rng.integers(0, 67, (1, tokens))
         model.loss_and_grad(ids, ids)
-        return peak(lambda: model.loss_and_grad(ids, ids))
+        return peak_bytes(lambda: model.loss_and_grad(ids, ids))
 
     assert taken(4096) < 2.3 * taken(2048)

@@ -66,14 +66,20 @@ def attention(config, tokens, threads, blocks):
 def feed_forward(config, batch, tokens, experts):
     """Forward and backward of a layer of experts, or of the dense layer of the size that one token uses."""
     keep_freed_memory()
-    rng, D, F = np.random.default_rng(1), config.hidden_size, config.moe_intermediate_size
-    layer = MoE(config, rng=rng) if experts else SwiGLU(D, F * config.num_experts_per_tok, rng=rng)
-    if experts:
-        layer.gate.weight.data *= 10  # a router that has learnt to tell tokens apart
-    x, dy = rng.standard_normal((2, batch, tokens, D), np.float32)
+    rng, layer = np.random.default_rng(1), feed_forward_layer(config, experts)
+    x, dy = rng.standard_normal((2, batch, tokens, config.hidden_size), np.float32)
 
     def work():
         _, saved = layer.forward(x)
         layer.backward(*((dy, 1.0) if experts else (dy,)), saved)
 
     return lambda: seconds_of(work)
+
+
+def feed_forward_layer(config, experts):
+    rng = np.random.default_rng(0)
+    if not experts:
+        return SwiGLU(config.hidden_size, config.moe_intermediate_size * config.num_experts_per_tok, rng=rng)
+    layer = MoE(config, rng=rng)
+    layer.gate.weight.data *= 10  # a router that has learnt to tell tokens apart
+    return layer

@@ -78,10 +78,12 @@ def test_a_program_that_fails_says_why_and_the_others_go_on(demo):
     assert failed["bad"].startswith("AttributeError")
 
 
-def test_the_programs_of_experts_run(demo):
+def test_the_experts_that_a_token_uses_are_as_large_as_the_dense_layer(demo):
     config = nm.MiniMindConfig.preset("tiny", use_moe=True, num_experts_per_tok=2)
     programs = demo("peers.programs")
-    assert all(programs.feed_forward(config, 2, 5, experts)() > 0 for experts in (True, False))
+    experts, dense = (programs.feed_forward_layer(config, chosen) for chosen in (True, False))
+    assert 2 * experts.experts[0].num_parameters() == dense.num_parameters()
+    assert all(programs.feed_forward(config, 2, 5, chosen)() > 0 for chosen in (True, False))
 
 
 @pytest.mark.slow
