@@ -3,9 +3,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import numpy_minimind
+
+# Where the package lies, not what it is called: a clone may be called numpy_minimind too, with an environment inside.
+PACKAGE = str(Path(numpy_minimind.__file__).parent) + os.sep
 SMALL = [
     "--preset", "tiny", "--set", "num_hidden_layers=1", "--batch-size", "2", "--seq-len", "48",
     "--log-every", "2", "--eval-every", "5", "--threads", "1",
@@ -24,8 +29,13 @@ def run(*arguments, code=0, env=None):
         timeout=120,
     )
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-    assert not [line for line in done.stderr.splitlines() if "numpy_minimind" in line and "EncodingWarning" in line]
+    assert not opened_without_encoding(done.stderr), done.stderr
     return done.stdout, done.stderr
+
+
+def opened_without_encoding(stderr):
+    """Return the lines in which Python says that a file of the package opens one without naming its encoding."""
+    return [line for line in stderr.splitlines() if line.startswith(PACKAGE) and "EncodingWarning" in line]
 
 
 def interrupt_after(lines, *arguments, number=signal.SIGINT):

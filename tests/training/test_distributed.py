@@ -381,8 +381,8 @@ def pid_of_rank(rank, process):
         found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
     for pid in found[1:]:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"numpy_minimind" in command and b"-n" not in command.split(b"\0"):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"numpy_minimind" in words and b"-n" not in words:  # a word of its own: any folder may be called so
             values = dict(v.partition(b"=")[::2] for v in variables)
             if launched({k.decode(): v.decode(errors="replace") for k, v in values.items()})[0] == rank:
                 return pid
