@@ -242,7 +242,7 @@ def test_an_index_out_of_range_is_found_which_cupy_would_wrap(line, xp):
 
 
 def test_how_many_faults_there_are():
-    assert (len(FAULTS), len(OUT_OF_RANGE), len(IN_LAYERS)) == (110, 7, 25)
+    assert (len(FAULTS), len(OUT_OF_RANGE), len(IN_LAYERS)) == (109, 7, 25)
 
 
 # -- in the layers -----------------------------------------------------------------------------------------------------

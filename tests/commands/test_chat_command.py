@@ -165,7 +165,9 @@ class Terminal:
         command = [sys.executable, "-m", "numpy_minimind", "chat", str(folder), "--seed", "1", *flags]
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.update({"TERM": "xterm", "PYTHONIOENCODING": "utf-8", **env})
+            os.environ.pop("NO_COLOR", None)
+            typed = {"TERM": "xterm", "LC_ALL": "C.UTF-8", "INPUTRC": os.devnull, "COLUMNS": "200"}
+            os.environ.update({"PYTHONIOENCODING": "utf-8", **typed, **env})
             os.execv(sys.executable, command)
 
     def until(self, text, count=1):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,7 @@ def test_a_signal_finishes_the_step_and_loses_nothing(tmp_path, toy_text, traine
     step = load_resume(out / "resume.safetensors")[1]["trainer"]["t"]
     assert 1 <= step < 2000 and metrics(out)[-1]["step"] == step
     assert f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} after step {step} of 2000" in printed
-    assert f"python -m numpy_minimind train --resume --out {out}\n" in printed
+    assert f"python -m numpy_minimind train --resume --out {shlex.quote(str(out))}\n" in printed
     assert re.fullmatch(rf"\n(finishing step {step}, then )?saving; Ctrl-C again stops at once\n", errors), (
         errors
     )  # and at once

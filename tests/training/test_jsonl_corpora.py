@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -197,7 +198,9 @@ def test_a_text_that_looks_like_jsonl_is_refused(conversations, texts, tmp_path)
         by_content = tmp_path / f"{kind}.txt"
         by_content.write_bytes(b"\n" + path.read_bytes())
         for name in (path, by_content):
-            with pytest.raises(ValueError, match=rf"looks like JSONL: did you mean --corpus {kind}:{name} \(or "):
+            with pytest.raises(
+                ValueError, match=re.escape(f"looks like JSONL: did you mean --corpus {kind}:{name} (or ")
+            ):
                 load_corpus(str(name))
     (tmp_path / "other.jsonl").write_text("no JSON\n", encoding="utf-8")
     with pytest.raises(ValueError, match="looks like JSONL"):
