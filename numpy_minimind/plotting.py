@@ -1,23 +1,19 @@
-"""Pictures: the loss of a run, what attention looks at, what the checks found. The only importer of matplotlib."""
+"""Pictures: the loss of a run, what attention looks at, what the checks found. Only here and in fonts is matplotlib."""
 
 from __future__ import annotations
 
+import math
+import textwrap
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from numpy_minimind import fonts
+
 INK, SOFT, TRAIN, HELD_OUT, ORACLE, FLOOR = "#1f2430", "#8b93a7", "#9db7d5", "#1f5fa8", "#c2571a", "#2f8f5b"
-# Fonts that have Chinese glyphs, where the machine has one of them.
-CHINESE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "PingFang SC",
-    "Microsoft YaHei",
-    "SimHei",
-)
 
 
 def figure(width: float, height: float) -> tuple[Any, Any]:
@@ -47,9 +43,57 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save(fig: Any, path: str | Path) -> Path:
-    """Write the figure as PNG."""
+    """Write the figure as PNG. Every text gets fonts that have its characters; which of them none has, a line says."""
+    _choose_fonts(fig)
     fig.savefig(path, format="png", facecolor="white")
     return Path(path)
+
+
+def _choose_fonts(fig: Any) -> None:
+    """Give each text fonts that have its characters, put a stand-in where none has, and say so below."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    axes = [axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)]
+    labels = {axis: [label.get_text() for label in axis.get_ticklabels()] for axis in axes}  # writes them, too
+    # Mathematics is only what a formatter of matplotlib's own writes: in all other texts "$" is a dollar.
+    numbers = {axis for axis in axes if not isinstance(axis.get_major_formatter(), FuncFormatter)}
+    mathematics = {label for axis in numbers for label in axis.get_ticklabels(which="both")}
+    families, stand_ins = fonts.choose("".join(text.get_text() for text in fig.findobj(Text)))
+    lacking = [f"U+{ord(character):04X}" for character, stand_in in stand_ins.items() if stand_in]
+    if lacking:
+        more = [f"and {len(lacking) - 8} more"] if len(lacking) > 8 else []
+        line = f"{fonts.STAND_IN} no glyph here for: {', '.join(lacking[:8] + more)}"
+        write = fig.suptitle if fig.legends else fig.supxlabel  # a legend of the figure lies below
+        write(textwrap.fill(line, int(15 * fig.get_figwidth())), x=0.01, ha="left", color=INK, fontsize=7)
+    instead = str.maketrans(stand_ins)
+    for axis, texts in labels.items():  # their formatter would write them again as they were
+        if stand_ins.keys() & set("".join(texts)):
+            axis.set_ticks(axis.get_ticklocs(), [text.translate(instead) for text in texts])
+    for text in fig.findobj(Text):
+        text.set(text=text.get_text().translate(instead), parse_math=text in mathematics, usetex=False)
+        if text.get_text().isascii():
+            text.set(family=fonts.LATIN)
+        else:
+            text.set(family=families, weight="normal")  # our font has no other
+
+
+def _title(ax: Any, text: str) -> None:
+    ax.set_title(" ".join(text.split()), color=INK, fontsize=11, loc="left")  # on one line
+
+
+def _shortened(text: str, columns: int) -> str:
+    """Cut the middle out of a text wider than so many columns, of which a Chinese character takes two."""
+    if _columns(text) <= columns:
+        return text
+    kept = [text[:columns], text[-columns:]]
+    while sum(map(_columns, kept)) > columns - 1:
+        kept = [kept[0][:-1], kept[1]] if _columns(kept[0]) > _columns(kept[1]) else [kept[0], kept[1][1:]]
+    return "\u2026".join(kept)
+
+
+def _columns(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def loss_curve(
@@ -83,7 +127,7 @@ def loss_curve(
         ax.axhline(oracle_loss, color=ORACLE, lw=1.2, ls="--", label=f"the grammar itself ({oracle_loss:.3f})")
     if entropy_floor is not None:
         ax.axhline(entropy_floor, color=FLOOR, lw=1.2, ls=":", label=f"entropy floor ({entropy_floor:.3f})")
-    ax.set_title(title, color=INK, fontsize=11, loc="left", parse_math=False)
+    _title(ax, _shortened(title, 60))
     ax.set_xlabel("step", color=INK, fontsize=9)
     ax.set_ylabel("loss (nats a token)", color=INK, fontsize=9)
     drawn = [loss for _, loss in trained + held] + [v for v in (oracle_loss, entropy_floor) if v]
@@ -118,32 +162,40 @@ def attention_map(path: str | Path, weights: np.ndarray, tokens: Sequence[str], 
     weights : array (T, T)
         Rows sum to one.
     tokens : sequence of str
-        The T characters, along both axes.
+        The T tokens, along both axes.
     title : str
     """
-    from matplotlib import font_manager
-
     fig, ax = figure(7.2, 6.6)
     image = ax.imshow(weights, cmap="Blues", vmin=0, vmax=1)
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    family = [name for name in CHINESE_FONTS if name in installed] + ["DejaVu Sans"]
-    labels = [_visible(token) for token in tokens]
-    if family == ["DejaVu Sans"]:  # no glyph for a Chinese character: name it by its place instead of an empty box
-        labels = [label if label.isascii() else "\u00b7" for label in labels]
-    ax.set_xticks(range(len(tokens)), labels, family=family, fontsize=8)
-    ax.set_yticks(range(len(tokens)), labels, family=family, fontsize=8)
+    labels = [_shortened(_visible(token), 12) for token in tokens]
+    room = 375 / max(1, len(tokens))  # points from one token to the next
+    size = min(8, max(4.5, 0.8 * room))
+    each = math.ceil(1.2 * size / room)  # only every so many where all of them would lie on each other
+    ax.set_xticks(range(0, len(tokens), each), labels[::each], fontsize=size)
+    ax.set_yticks(range(0, len(tokens), each), labels[::each], fontsize=size)
+    for label in ax.get_xticklabels():  # no character is much wider than it is high
+        label.set_rotation(90 if size * len(label.get_text()) > each * room else 0)
     ax.tick_params(length=0)
     ax.set_xlabel("looks at", color=INK, fontsize=9)
     ax.set_ylabel("having read up to", color=INK, fontsize=9)
-    ax.set_title(title, color=INK, fontsize=11, loc="left")
+    _title(ax, _shortened(title, 60))
     bar = fig.colorbar(image, ax=ax, shrink=0.6, pad=0.02)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, colors=INK, length=0, labelfontfamily="sans-serif")
+    bar.ax.tick_params(labelsize=8, colors=INK, length=0)
     return save(fig, path)
 
 
+MARKS = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5"}
+JOINERS = "\u200c\u200d"
+
+
 def _visible(token: str) -> str:
-    return {" ": "\u2423", "\n": "\u21b5"}.get(token, token)
+    """Spell a token so that one sees what is in it: spaces as marks, what cannot be seen by its number."""
+    seen = [
+        MARKS.get(c, c if c.isprintable() or (c in JOINERS and len(token) > 1) else f"U+{ord(c):04X}") for c in token
+    ]
+    alone = bool(seen) and unicodedata.combining(seen[0][0])  # an accent needs something below it
+    return "".join(["\u25cc", *seen] if alone else seen) or "(empty)"
 
 
 def step_parts(path: str | Path, steps: Mapping[str, Mapping[str, float]]) -> Path:
@@ -173,7 +225,7 @@ def step_parts(path: str | Path, steps: Mapping[str, Mapping[str, float]]) -> Pa
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
     ax.tick_params(length=0)
-    ax.set_title("What the time of a training step goes into", color=INK, fontsize=11, loc="left")
+    _title(ax, "What the time of a training step goes into")
     legend = {"frameon": False, "fontsize": 9, "labelcolor": INK}
     fig.legend(loc="outside lower center", ncols=4, **legend)
     return save(fig, path)
@@ -210,7 +262,7 @@ def crossover(path: str | Path, widths: Sequence[int], tokens_per_s: Mapping[str
     ax.grid(axis="y", color="#e6e9f0", lw=0.8)
     ax.set_xlabel("width of the model", color=INK)
     ax.set_ylabel("tokens/s, training", color=INK)
-    ax.set_title(f"Training on CPU and GPU: {said}", color=INK, fontsize=11, loc="left")
+    _title(ax, f"Training on CPU and GPU: {said}")
     ax.legend(frameon=False, fontsize=9, labelcolor=INK)
     return save(fig, path)
 
@@ -268,7 +320,7 @@ def step_sizes(
     ax.set_ylim(1e-12, 1)
     ax.set_xlabel("step h / rms of the tensor", color=INK, fontsize=9)
     ax.set_ylabel("relative error of the difference", color=INK, fontsize=9)
-    ax.set_title("Too small a step rounds, too large a step bends", color=INK, fontsize=11, loc="left")
+    _title(ax, "Too small a step rounds, too large a step bends")
     ax.grid(color="#e6e9f0", lw=0.8)
     ax.set_axisbelow(True)
     ax.legend(frameon=False, fontsize=9, labelcolor=INK, loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -315,7 +367,7 @@ def error_heat_map(
     ax.tick_params(length=0)
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
-    ax.set_title(title, color=INK, fontsize=11, loc="left")
+    _title(ax, title)
     bar = fig.colorbar(image, ax=ax, shrink=0.8, pad=0.02, ticks=range(low, high + 1, 2 if high - low > 5 else 1))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=0)
@@ -380,7 +432,7 @@ def kill_matrix(
     ]
     legend = fig.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8, labelcolor=INK)
     legend.get_texts()[-1].set_color(CONSISTENT)
-    ax.set_title(f"Which check notices which of {len(names)} bugs", color=INK, fontsize=11, loc="left")
+    _title(ax, f"Which check notices which of {len(names)} bugs")
     return save(fig, path)
 
 

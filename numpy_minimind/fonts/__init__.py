@@ -1,0 +1,110 @@
+"""Which fonts have the characters of a text: matplotlib's own, then the one beside this file, then the machine's.
+
+`numpy-minimind-han.otf` has Latin, Greek and the Chinese characters of the toy language, of docs/zh and of MiniMind's
+vocabulary: a machine needs no Chinese font of its own. tests/fonts/make_font.py makes it. Its licence is OFL.txt, its
+family's name its own, so that it neither hides an installed font nor is hidden by one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import unicodedata
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import cache
+from importlib.resources import as_file, files
+from typing import Any
+
+LATIN, FAMILY = "DejaVu Sans", "NumPy MiniMind Han"  # the first comes with matplotlib, the second with this package
+# Where the machine has one of these, it is asked before its other fonts: a plain Chinese face beside a plain Latin one.
+CHINESE = ("Noto Sans CJK SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei", "WenQuanYi Zen Hei")
+STAND_IN = "\ufffd"
+NO_CHARACTER = 0xFDD0  # Unicode promises never to use it: a font that has a glyph for it draws boxes for everything
+
+
+def choose(text: str) -> tuple[list[str], dict[str, str]]:
+    """Choose fonts for a text.
+
+    Parameters
+    ----------
+    text : str
+        All that is to be drawn.
+
+    Returns
+    -------
+    families : list of str
+        The fonts to take, in this order, for each character the first that has it.
+    stand_ins : dict
+        What to draw in place of each character that none of them has: nothing for one that cannot be seen anyway (a
+        joiner, a mark of direction), U+FFFD for any other.
+    """
+    from matplotlib.font_manager import fontManager
+
+    _register()
+    files = _plainest(fontManager.ttflist)
+    families, lacking = [], set(text) - {"\n"}
+    for family in dict.fromkeys([LATIN, FAMILY, *CHINESE, *sorted(files)]):
+        ours = family in (LATIN, FAMILY)
+        found = _with_glyph(files[family], lacking, trusted=ours) if family in files else set()
+        if found or ours:
+            families.append(family)
+        lacking -= found
+        if not lacking and FAMILY in families:
+            break
+    return families, {character: "" if _is_invisible(character) else STAND_IN for character in sorted(lacking)}
+
+
+def _plainest(entries: Iterable[Any]) -> dict[str, str]:
+    """Return the file of each family that is neither slanted nor bold, as matplotlib would choose it."""
+    from matplotlib.font_manager import weight_dict
+
+    def fancy(entry: Any) -> tuple[bool, float]:
+        return entry.style != "normal", abs(float(weight_dict.get(entry.weight, entry.weight)) - weight_dict["normal"])
+
+    return {entry.name: entry.fname for entry in sorted(entries, key=fancy, reverse=True)}  # the last one stays
+
+
+def _with_glyph(file: str, characters: set[str], trusted: bool) -> set[str]:
+    """Return the characters that a font can draw: none if its file is gone or damaged."""
+    from matplotlib.font_manager import get_font
+
+    try:
+        font = get_font(file)
+    except (OSError, RuntimeError):
+        return set()
+    codes = font.get_charmap()
+    if NO_CHARACTER in codes:
+        return set()
+    return {c for c in characters if ord(c) in codes and (trusted or _has_outline(font, c))}
+
+
+def _has_outline(font: Any, character: str) -> bool:
+    """Whether the character would be seen: a coloured emoji's glyph may be empty but for its colours."""
+    if unicodedata.category(character) == "Co":  # private: each font draws another thing
+        return False
+    try:
+        font.load_char(ord(character))
+        return len(font.get_path()[0]) > 0
+    except RuntimeError:
+        return False
+
+
+def _is_invisible(character: str) -> bool:
+    return unicodedata.category(character) == "Cf" or "VARIATION SELECTOR" in unicodedata.name(character, "")
+
+
+def _register() -> None:
+    """Tell matplotlib of our font, once: all that this changes is that its name can be asked for."""
+    from matplotlib.font_manager import fontManager
+
+    path = _path()
+    if all(font.fname != path for font in fontManager.ttflist):
+        fontManager.addfont(path)
+
+
+@cache
+def _path() -> str:
+    """Return where our font lies: a copy for as long as Python runs, if the package is imported from a zip file."""
+    opened = ExitStack()
+    atexit.register(opened.close)
+    return str(opened.enter_context(as_file(files("numpy_minimind") / "fonts" / "numpy-minimind-han.otf")))
