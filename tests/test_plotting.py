@@ -114,6 +114,8 @@ def test_every_picture_names_what_it_lacks_and_takes_a_dollar_for_a_dollar(pictu
     EACH_PICTURE[picture](tmp_path / "a.png")
     assert line(drawn[0]) == "U+9F98"
     assert any(fonts.STAND_IN + "$" in text for text in texts(drawn[0]))
+    (said,) = [text.get_window_extent() for text in drawn[0].findobj(Text) if LINE in text.get_text()]
+    assert not any(said.overlaps(part.get_window_extent()) for part in [*drawn[0].legends, *drawn[0].axes])
     assert capfd.readouterr().err == ""
 
 

@@ -70,9 +70,9 @@ def _with_glyph(file: str, characters: set[str], trusted: bool) -> set[str]:
 
     try:
         font = get_font(file)
+        codes = font.get_charmap()
     except (OSError, RuntimeError):
         return set()
-    codes = font.get_charmap()
     if NO_CHARACTER in codes:
         return set()
     return {c for c in characters if ord(c) in codes and (trusted or _has_outline(font, c))}
