@@ -36,6 +36,8 @@ class Conversation:
     are forgotten, then the next. The system prompt always stays. A question that does not fit even alone is refused,
     and the conversation is as it was.
 
+    *The end of an answer* is the tokenizer's end mark, or any of the model's (`eos_token_id` of its config).
+
     *Typed marks.* Only the template's own marks are special tokens: ``<|im_end|>`` in a question is text.
 
     Parameters
@@ -84,8 +86,9 @@ class Conversation:
         self._first = len(self.messages)  # where the questions begin
         self._cache = model.new_cache(1, self.positions)
         self._cached: list[int] = []  # the ids whose keys and values it holds
-        end = tokenizer.eos_token_id
-        self._end: int | None = model.config.eos_token_id if end is None else end
+        own = model.config.eos_token_id
+        ends = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+        self._ends = [end for end in ends if end is not None]
         prompt = self._first_prompt(think)  # fails now if the template cannot be rendered at all
         self._opening = f"{THINK}\n" if prompt.endswith((THINK, f"{THINK}\n")) else ""
         self.can_think = prompt != self._first_prompt(not think)
@@ -138,7 +141,7 @@ class Conversation:
                 self.model,
                 np.array([ids]),
                 max_new_tokens=self.room,
-                eos_token_id=self._end,
+                eos_token_id=self._ends,
                 rng=self.rng,
                 on_token=writer.take,
                 cache=self._cache,
@@ -147,7 +150,7 @@ class Conversation:
             )
         finally:
             self._cached = [*ids, *writer.ids][: self._cache.length]
-        return "end mark" if writer.ids[-1] == self._end else "length"
+        return "end mark" if writer.ids[-1] in self._ends else "length"
 
     def _fitted(self, messages: list[dict[str, str]]) -> tuple[list[int], list[dict[str, str]], int]:
         """Return the ids of as much of the conversation as fits, those messages, and how many turns that leaves out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -96,6 +96,7 @@ class MiniMindConfig:
     = :math:`\lceil hidden\_size \cdot \pi / 64 \rceil \cdot 64`; `moe_intermediate_size` = intermediate_size;
     `norm_topk_prob` = (num_experts_per_tok > 1), so that the router of a new model learns (with one expert a
     token the normalised weight is p / p = 1, and no gradient of the language-model loss reaches the router).
+    `eos_token_id` may be a list: any of its ids ends a text.
 
     Raises
     ------
@@ -113,13 +114,13 @@ class MiniMindConfig:
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
-    rope_scaling: Mapping[str, Any] | None = None
+    rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)
     inference_rope_scaling: bool = False
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = True
     dropout: float = 0.0
     bos_token_id: int | None = 1
-    eos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = field(default=2, hash=False)
     pad_token_id: int | None = 0
     use_moe: bool = False
     num_experts: int = 4
@@ -130,10 +131,11 @@ class MiniMindConfig:
 
     def __post_init__(self) -> None:
         derive = object.__setattr__  # the dataclass is frozen for everybody else
-        for field in fields(self):
-            value = getattr(self, field.name)
+        derive(self, "eos_token_id", end_marks(self.eos_token_id))
+        for each in fields(self):
+            value = getattr(self, each.name)
             if hasattr(value, "item"):  # a NumPy number would make float32 arithmetic float64
-                derive(self, field.name, value.item())
+                derive(self, each.name, value.item())
         self._check_counts()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
@@ -199,10 +201,7 @@ class MiniMindConfig:
         if not (_is_number(self.router_aux_loss_coef) and self.router_aux_loss_coef >= 0):
             raise ValueError(f"router_aux_loss_coef must be a number of at least 0, got {self.router_aux_loss_coef!r}")
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and (not whole or not 0 <= value < self.vocab_size):
-                raise ValueError(f"{name} must be an integer in [0, {self.vocab_size}) or None, got {value!r}")
+            check_special_ids(name, getattr(self, name), self.vocab_size)
         for name in ("tie_word_embeddings", "use_moe", "norm_topk_prob", "inference_rope_scaling"):
             if not isinstance(getattr(self, name), bool):  # "false" would count as true
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
@@ -255,8 +254,6 @@ class MiniMindConfig:
             given["dropout"] = d["attention_dropout"]
         if "num_experts" not in given and "num_local_experts" in d:
             given["num_experts"] = d["num_local_experts"]
-        if isinstance(given.get("eos_token_id"), list):
-            given["eos_token_id"] = next(iter(given["eos_token_id"]), None)
         if model_type == "qwen3":
             given = {**QWEN3_DEFAULTS, **given, "use_moe": False}
         if model_type == "qwen3_moe":
@@ -268,12 +265,32 @@ class MiniMindConfig:
         return cls(**given)
 
 
+def end_marks(value: Any) -> Any:
+    """Return what is given as `eos_token_id` in Python's own types: an id, a list of several, None for none at all."""
+    if isinstance(value, (tuple, set, frozenset)):
+        value = list(value)
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, list):
+        return value
+    return [i.item() if hasattr(i, "item") else i for i in value] or None
+
+
+def check_special_ids(name: str, value: Any, vocab_size: int) -> None:
+    """Refuse what is neither an id of the vocabulary nor None; of end marks there may be a list."""
+    several = name == "eos_token_id"
+    ids = value if several and isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab_size for i in ids):
+        expected = f"an integer in [0, {vocab_size}){', a list of such' if several else ''} or None"
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    names = [field.name for field in fields(MiniMindConfig)]
+    names = [each.name for each in fields(MiniMindConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
         raise ValueError(f"unknown config field {', '.join(unknown)}: the fields are {', '.join(names)}")

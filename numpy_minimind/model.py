@@ -367,6 +367,7 @@ class MiniMindForCausalLM(Layer):
         rng: np.random.Generator | None = None,
         on_token: Any = None,
         attention_mask: Any = None,
+        vocab_size: int | None = None,
     ) -> np.ndarray:
         """Continue the prompts; see `numpy_minimind.generation.generate.generate`."""
         return generate(
@@ -381,6 +382,7 @@ class MiniMindForCausalLM(Layer):
             rng=rng,
             on_token=on_token,
             attention_mask=attention_mask,
+            vocab_size=vocab_size,
         )
 
     # -- state ---------------------------------------------------------------------------------------------------

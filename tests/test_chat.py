@@ -131,6 +131,31 @@ def test_ids_that_the_tokenizer_does_not_hold_are_never_said(bpe: PretrainedToke
     assert (answer.text, answer.tokens, answer.ended) == ("", 5, "length")
 
 
+def test_what_a_larger_table_may_say_beyond_the_tokenizer_is_refused_with_the_remedy(bpe: PretrainedTokenizer) -> None:
+    m = model(bpe, vocab_size=8 * bpe.vocab_size)
+    prompt = np.array([bpe.encode("hello")])
+    ids = m.generate(prompt, max_new_tokens=30, rng=np.random.default_rng(0))
+    with pytest.raises(
+        ValueError, match=r"outside the tokenizer's .*generate\(\.\.\., vocab_size=tokenizer\.vocab_size"
+    ):
+        bpe.decode(ids[0])
+    ids = m.generate(prompt, max_new_tokens=30, rng=np.random.default_rng(0), vocab_size=bpe.vocab_size)
+    assert bpe.decode(ids[0]).startswith("hello")
+    assert ids.max() < bpe.vocab_size
+
+
+@pytest.mark.parametrize("end", [2, 5, 0])
+def test_the_tokenizer_s_end_mark_and_all_of_the_model_s_end_an_answer(bpe: PretrainedTokenizer, end: int) -> None:
+    m = Scripted([*bpe.encode("it is"), end, *bpe.encode("what"), 2])
+    m.config = MiniMindConfig(vocab_size=300, max_position_embeddings=400, eos_token_id=[0, 5])
+    talk = Conversation(m, bpe, **GREEDY)
+    first = talk.answer("hello")
+    assert (first.tokens, first.ended) == (len(bpe.encode("it is")) + 1, "end mark")
+    assert talk.answer("and?").text == "what"  # the cache goes on where it was
+    m.config = MiniMindConfig(vocab_size=300, max_position_embeddings=400, eos_token_id=None)
+    assert Conversation(m, bpe)._ends == [2]
+
+
 # -- thinking ----------------------------------------------------------------------------------------------------
 
 

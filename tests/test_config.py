@@ -6,6 +6,7 @@ import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindConfig
@@ -239,9 +240,31 @@ def test_rotations_that_contradict_each_other_are_refused(
 
 
 def test_nulls_mean_what_they_mean_in_transformers() -> None:
-    c = MiniMindConfig.from_dict({**QWEN3, "num_key_value_heads": None, "eos_token_id": [5, 6]})
-    assert (c.num_key_value_heads, c.eos_token_id) == (4, 5)
+    assert MiniMindConfig.from_dict({**QWEN3, "num_key_value_heads": None}).num_key_value_heads == 4
     assert MiniMindConfig.from_dict({**QWEN3, "eos_token_id": []}).eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    "given", [[5, 6], (5, 6), {5, 6}, np.array([5, 6]), [np.int64(5), np.int32(6)], (np.uint8(5), 6)]
+)
+def test_several_end_marks(given: Any) -> None:
+    c = MiniMindConfig(eos_token_id=given)
+    assert c.eos_token_id == [5, 6]
+    assert isinstance(c.eos_token_id, list)
+    assert all(type(i) is int for i in c.eos_token_id)
+    again = MiniMindConfig.from_dict(json.loads(json.dumps(c.to_dict())))
+    assert again == c != MiniMindConfig(eos_token_id=5)
+    assert len({c, again}) == 1  # a list among its fields is no reason not to be a key
+
+
+def test_a_list_of_end_marks_is_kept_as_it_is() -> None:
+    assert MiniMindConfig(eos_token_id=[2]).eos_token_id == [2]
+    assert MiniMindConfig(eos_token_id=[7, 2, 7]).eos_token_id == [7, 2, 7]
+    assert MiniMindConfig(eos_token_id=np.array(7)).eos_token_id == 7
+    given = [7, 2]
+    c = MiniMindConfig(eos_token_id=given)
+    given.append(1)
+    assert c.eos_token_id == [7, 2]
 
 
 def test_unknown_harmless_fields_are_ignored() -> None:
@@ -351,7 +374,16 @@ YARN_OF_64 = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 6
         ({"dropout": "0"}, "dropout must lie in [0, 1), got '0'"),
         ({"router_aux_loss_coef": -1e-3}, "router_aux_loss_coef must be a number of at least 0"),
         ({"router_aux_loss_coef": None}, "router_aux_loss_coef must be a number of at least 0, got None"),
-        ({"eos_token_id": 6400}, "eos_token_id must be an integer in [0, 6400) or None, got 6400"),
+        ({"eos_token_id": 6400}, "eos_token_id must be an integer in [0, 6400), a list of such or None, got 6400"),
+        ({"eos_token_id": [2, 6400]}, "a list of such or None, got [2, 6400]"),
+        ({"eos_token_id": (2, -1)}, "a list of such or None, got [2, -1]"),
+        ({"eos_token_id": [[0, 2]]}, "a list of such or None, got [[0, 2]]"),
+        ({"eos_token_id": [True, 2]}, "a list of such or None, got [True, 2]"),
+        ({"eos_token_id": [2, None]}, "a list of such or None, got [2, None]"),
+        ({"eos_token_id": [2.0]}, "a list of such or None, got [2.0]"),
+        ({"eos_token_id": "2"}, "a list of such or None, got '2'"),
+        ({"eos_token_id": True}, "a list of such or None, got True"),
+        ({"bos_token_id": [1]}, "bos_token_id must be an integer in [0, 6400) or None, got [1]"),
         ({"bos_token_id": -1}, "bos_token_id must be an integer in [0, 6400) or None, got -1"),
         ({"pad_token_id": 0.0}, "pad_token_id must be an integer in [0, 6400) or None, got 0.0"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),

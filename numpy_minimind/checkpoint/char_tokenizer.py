@@ -174,5 +174,8 @@ def check_ids(ids: Any, vocab_size: int) -> list[int]:
         raise TypeError(f"ids to decode must be integers, got {array.dtype}")
     outside = (array < 0) | (array >= vocab_size)
     if outside.any():
-        raise ValueError(f"id {array[outside][0]} is outside the vocabulary of {vocab_size}")
+        raise ValueError(
+            f"id {array[outside][0]} is outside the tokenizer's vocabulary of {vocab_size}: where the model's table is "
+            "larger, let it choose among these only, generate(..., vocab_size=tokenizer.vocab_size)"
+        )
     return array.tolist()

@@ -1,6 +1,7 @@
 """config.json in transformers' words.
 
-What is read from it, and what is written so that transformers computes the same.
+What is read from it, and what is written so that transformers computes the same. Of generation_config.json, which may
+stand beside it, the end marks are read.
 """
 
 from __future__ import annotations
@@ -17,11 +18,24 @@ from numpy_minimind.checkpoint.files import CheckpointError, read_json
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layers.rope import rope_frequencies
 
+GENERATION = "generation_config.json"
 OWN = "numpy_minimind"  # the field of config.json with what transformers' fields cannot say
 
 
 def read_config(path: Path) -> MiniMindConfig:
-    """Read config.json, and what of it only this package understands."""
+    """Read config.json, and what of it only this package understands; end marks of generation_config.json go before."""
+    config = _read_config(path)
+    beside = path.with_name(GENERATION)
+    generation = read_json(beside) if beside.exists() else {}
+    if "eos_token_id" not in generation:
+        return config
+    try:
+        return replace(config, eos_token_id=generation["eos_token_id"])
+    except ValueError as error:
+        raise CheckpointError(f"{beside}: {error}") from error
+
+
+def _read_config(path: Path) -> MiniMindConfig:
     d = read_json(path)
     try:
         config = MiniMindConfig.from_dict(d)

@@ -22,7 +22,7 @@ from numpy_minimind.checkpoint.files import (
     model_folder,
     replacing_folder,
 )
-from numpy_minimind.checkpoint.huggingface import huggingface_config, read_config
+from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
 from numpy_minimind.checkpoint.weights import SAFETENSORS, Tensors, fields_of, fit, missing, open_weights
 from numpy_minimind.config import MiniMindConfig
@@ -165,7 +165,7 @@ def save_pretrained(
     name = _storage_dtype(dtype)
     config = huggingface_config(model.config, name)
     stored = {key: stored_as(key, array, name) for key, array in model.state_dict().items()}
-    with replacing_folder(path, replaced=_is_weights) as folder:
+    with replacing_folder(path, replaced=_outvotes) as folder:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
         write_tensors(folder / SAFETENSORS, stored, {"format": "pt"})  # transformers asks for the format
@@ -183,6 +183,7 @@ def _storage_dtype(dtype: Any) -> str:
     return name
 
 
-def _is_weights(name: str) -> bool:
-    """Say whether a file of an older folder is replaced by the new weights: shards and their index."""
-    return re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?", name) is not None
+def _outvotes(name: str) -> bool:
+    """Say whether a file of an older folder would go before the new ones, or contradict them, for some reader."""
+    weights = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?", name)
+    return weights is not None or name == GENERATION

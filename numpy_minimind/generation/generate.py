@@ -6,12 +6,13 @@ step feeds only the token just chosen ("decoding"). Arguments are checked once, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from numpy_minimind.backend import to_numpy
+from numpy_minimind.config import check_special_ids, end_marks
 from numpy_minimind.generation.prefill import read
 from numpy_minimind.generation.sampling import check_settings, next_ids
 from numpy_minimind.layers.embedding import check_ids
@@ -27,7 +28,7 @@ def generate(
     top_k: int = 50,
     top_p: float = 0.85,
     repetition_penalty: float = 1.0,
-    eos_token_id: int | Literal["config"] | None = CONFIG_EOS,
+    eos_token_id: int | Sequence[int] | Literal["config"] | None = CONFIG_EOS,
     rng: np.random.Generator | None = None,
     on_token: Callable[[np.ndarray], Any] | None = None,
     attention_mask: Any = None,
@@ -51,9 +52,9 @@ def generate(
         penalty, top-k, top-p. Temperature 0 takes the most likely id (the lowest on ties); top_k 0, top_p 1
         and repetition_penalty 1 switch that filter off. The penalty falls on every id of the row's prompt and
         output, padding excluded.
-    eos_token_id : int or None
-        The id that ends a row; by default the config's. It is kept in the output. One in the prompt does not
-        count. None: never stop.
+    eos_token_id : int, sequence of int, or None
+        The id that ends a row, or several, any of which does; by default the config's. It is kept in the output. One
+        in the prompt does not count. None: never stop.
     rng : numpy.random.Generator, optional
         The source of the draws; None takes a fresh seed. It seeds one generator a row, so that the uniform
         numbers of row b depend on `rng` and b alone: not on the size of the batch, nor on which rows have
@@ -72,8 +73,8 @@ def generate(
     Returns
     -------
     host array of int64 (B, T + n)
-        Prompts and new ids, n <= max_new_tokens. A row that has ended goes on with `eos_token_id` until all
-        have, and then generation stops.
+        Prompts and new ids, n <= max_new_tokens. A row that has ended repeats the end mark that it ended with until
+        all have ended, and then generation stops.
 
     Raises
     ------
@@ -113,8 +114,8 @@ def generate(
             repetition_penalty=repetition_penalty,
         )  # (B,)
         if eos is not None:
-            new = np.where(finished, eos, new)
-            finished |= new == eos
+            new = np.where(finished, output[:, end - 1], new)  # its end mark once more
+            finished |= np.isin(new, eos)
         output[:, end] = new
         seen[np.arange(batch), new] = True
         if on_token is not None:
@@ -196,12 +197,8 @@ def _check_cache(cache: Any, prompt: int, max_new_tokens: int) -> None:
         )
 
 
-def _check_eos(eos_token_id: Any, config: Any) -> int | None:
-    eos = config.eos_token_id if eos_token_id == CONFIG_EOS else eos_token_id
-    if eos is None:
-        return None
-    if not (isinstance(eos, (int, np.integer)) and 0 <= eos < config.vocab_size):
-        raise ValueError(
-            f"eos_token_id is {eos!r}; expected an id from 0 to {config.vocab_size - 1}, or None (never stop)"
-        )
-    return int(eos)
+def _check_eos(eos_token_id: Any, config: Any) -> Any:
+    from_config = isinstance(eos_token_id, str) and eos_token_id == CONFIG_EOS
+    eos = end_marks(config.eos_token_id if from_config else eos_token_id)
+    check_special_ids("eos_token_id", eos, config.vocab_size)
+    return eos

@@ -88,6 +88,7 @@ def _continue(
             eos_token_id=tokenizer.eos_token_id,
             rng=rng,
             attention_mask=mask,
+            vocab_size=tokenizer.vocab_size,
         )
         for row, padding in zip(output, T - mask.sum(axis=1)):
             sentences.append(tokenizer.decode(row[padding + 1 :]))

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "yarn, transformers'": {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     },
+    "several end marks": {"eos_token_id": [0, 2]},
     "without ids": {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
 }
 each_model = pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS.keys())
@@ -209,6 +210,51 @@ def test_an_edited_config_counts(tmp_path: Path) -> None:
         from_pretrained(folder)
     edit_config(folder, rope_parameters=scaling)
     assert from_pretrained(folder).config.rope_scaling == scaling
+
+
+def test_several_end_marks_come_back_from_a_save_and_from_its_json(tmp_path: Path) -> None:
+    save_pretrained(model(eos_token_id=[7, 2]), tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text("utf-8"))["eos_token_id"] == [7, 2]
+    edit_config(tmp_path / "m", eos_token_id=[0, 2])
+    save_pretrained(from_pretrained(tmp_path / "m"), tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text("utf-8"))["eos_token_id"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"eos_token_id": [0, 2]}, [0, 2]),
+        ({"eos_token_id": 5}, 5),
+        ({"eos_token_id": None}, None),
+        ({"eos_token_id": []}, None),
+        ({"temperature": 0.6, "top_k": 20}, 7),  # it says nothing of ends: config.json does
+        ({}, 7),
+    ],
+)
+def test_end_marks_of_generation_config_go_before(saved: Path, generation: dict[str, Any], expected: Any) -> None:
+    edit_config(saved, eos_token_id=7)
+    (saved / "generation_config.json").write_text(json.dumps(generation), "utf-8-sig")
+    m = from_pretrained(saved)
+    assert m.config.eos_token_id == expected
+    assert from_pretrained(saved, config=model().config).config.eos_token_id == 2  # the argument goes before all
+    save_pretrained(m, saved)  # the older generation_config.json does not outvote the model either
+    assert from_pretrained(saved).config.eos_token_id == expected
+    assert not (saved / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"eos_token_id": [2, 500]}', r"eos_token_id must be an integer in \[0, 23\), .*, got \[2, 500\]"),
+        ('{"eos_token_id": true}', "eos_token_id must be .*, got True"),
+        ("[2]", "holds list, expected a JSON object"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_bad_generation_config_is_named(saved: Path, text: str, message: str) -> None:
+    (saved / "generation_config.json").write_text(text, "utf-8")
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json:? {message}"):
+        from_pretrained(saved)
 
 
 @pytest.mark.parametrize("theta", [4.0, 9.0, 1e4])

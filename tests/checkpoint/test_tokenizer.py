@@ -91,7 +91,7 @@ def test_the_bos_token_may_be_the_end_mark() -> None:
 
 @pytest.mark.parametrize("ids", [[3, 5], [-1], np.array([300])])
 def test_ids_outside_the_vocabulary(ids: Any) -> None:
-    with pytest.raises(ValueError, match=r"id (5|-1|300) is outside the vocabulary of 5"):
+    with pytest.raises(ValueError, match=r"id (5|-1|300) is outside the tokenizer's vocabulary of 5"):
         CharTokenizer("ab").decode(ids)
 
 
@@ -219,7 +219,7 @@ def test_any_other_tokenizer_is_the_library_s(tmp_path: Path) -> None:
     assert t.encode_array("ab").dtype == np.int32
     assert (t.vocab_size, t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id) == (6, 1, 2, 0, 0)
     assert t.add_bos_token is False
-    with pytest.raises(ValueError, match="id 6 is outside the vocabulary of 6"):
+    with pytest.raises(ValueError, match="id 6 is outside the tokenizer's vocabulary of 6"):
         t.decode([6])
 
     t.save(tmp_path / "again")

@@ -167,23 +167,47 @@ def test_there_and_back_again_is_exact(tmp_path: Path, moe: bool, tied: bool) ->
 
 @pytest.mark.parametrize("moe", [False, True])
 def test_what_we_save_generates_the_same_and_stops_at_eos(tmp_path: Path, rng: np.random.Generator, moe: bool) -> None:
-    """config.json alone carries the ids: no generation_config.json is needed."""
+    """config.json alone carries the ids: no generation_config.json is needed, and an older one does not stay."""
     model = theirs(moe, tie_word_embeddings=True, **SMALL, **(EXPERTS if moe else {}))
     model.save_pretrained(tmp_path / "1")
     prompt = rng.integers(3, SMALL["vocab_size"], (1, 5))
     free = from_pretrained(tmp_path / "1").generate(prompt, max_new_tokens=12, temperature=0)
     eos = int(free[0, 10])  # the sixth new token
-    config = json.loads((tmp_path / "1" / "config.json").read_text("utf-8")) | {"eos_token_id": eos, "pad_token_id": 0}
-    (tmp_path / "1" / "config.json").write_text(json.dumps(config), "utf-8")
-    here = from_pretrained(tmp_path / "1")
-    save_pretrained(here, tmp_path / "2")
-    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "2")
-    ids = torch.from_numpy(prompt)
-    generated = there.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False).numpy()
-    ours = here.generate(prompt, max_new_tokens=12, temperature=0)
-    assert np.array_equal(generated, ours)
-    assert ours[0, -1] == eos
-    assert ours.shape[1] < 17
+    other = next(i for i in range(SMALL["vocab_size"]) if i not in free)
+    for file, ends in [("config.json", eos), ("config.json", [other, eos]), ("generation_config.json", [other, eos])]:
+        d = json.loads((tmp_path / "1" / file).read_text("utf-8")) | {"eos_token_id": ends, "pad_token_id": 0}
+        (tmp_path / "1" / file).write_text(json.dumps(d), "utf-8")
+        here = from_pretrained(tmp_path / "1")
+        assert here.config.eos_token_id == ends
+        (tmp_path / "2").mkdir(exist_ok=True)
+        (tmp_path / "2" / "generation_config.json").write_text('{"eos_token_id": 1}', "utf-8")
+        save_pretrained(here, tmp_path / "2")
+        there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "2")
+        assert there.generation_config.eos_token_id == ends
+        ids = torch.from_numpy(prompt)
+        generated = there.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False).numpy()
+        ours = here.generate(prompt, max_new_tokens=12, temperature=0)
+        assert np.array_equal(generated, ours)
+        assert ours[0, -1] == eos
+        assert ours.shape[1] < 17
+
+
+def test_rows_end_at_any_mark_as_in_transformers(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Up to their ends: behind it transformers pads, and here the end mark is repeated."""
+    theirs(False, tie_word_embeddings=True, **SMALL).save_pretrained(tmp_path)
+    prompts = rng.integers(3, SMALL["vocab_size"], (3, 5))
+    free = from_pretrained(tmp_path).generate(prompts, max_new_tokens=9, temperature=0)
+    ends = [int(free[0, 7]), int(free[1, 9])]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "pad_token_id": 0}), "utf-8")
+    ours = from_pretrained(tmp_path).generate(prompts, max_new_tokens=9, temperature=0)
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.from_numpy(prompts)
+    generated = there.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False).numpy()
+    assert ours.shape == generated.shape
+    for mine, other in zip(ours[:, 5:], generated[:, 5:]):
+        end = next((i for i, token in enumerate(mine) if token in ends), len(mine))
+        assert np.array_equal(mine[: end + 1], other[: end + 1])
+        assert (mine[end:] == mine[min(end, len(mine) - 1)]).all()
 
 
 def test_every_field_of_theirs_that_matters_is_known_or_refused() -> None:

@@ -42,6 +42,21 @@ def test_generate_as_json_is_what_model_generate_gives(trained, capsys):
     assert result["ids"] == ids[0, 4:].tolist() and result["text"] == tokenizer.decode(result["ids"])
 
 
+def test_several_end_marks_are_trained_with_resumed_and_generated_to(tmp_path, toy_text, capsys):
+    flags = ["--corpus", str(toy_text), *SMALL, "--set", "eos_token_id=[0, 2]", "--out", str(tmp_path / "run")]
+    assert main(["train", *flags, "--steps", "4", "--stop-after", "2"]) == 0
+    assert main(["train", "--resume", "--out", str(tmp_path / "run")]) == 0
+    model = nm.from_pretrained(tmp_path / "run")
+    assert model.config.eos_token_id == [0, 2]
+    capsys.readouterr()
+    flags = ["--prompt", "the ", "--temperature", "0", "--max-new-tokens", "9"]
+    free = as_json(capsys, "generate", str(tmp_path / "run"), *flags)["ids"]
+    ends = {"eos_token_id": [1, free[3]]}  # in place of those of config.json
+    (tmp_path / "run" / "model" / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+    stopped = as_json(capsys, "generate", str(tmp_path / "run"), *flags)["ids"]
+    assert stopped == free[: free.index(free[3]) + 1] and len(stopped) < 9
+
+
 def test_output_that_cannot_show_a_character_shows_its_number(trained):
     flags = ["--prompt", "the \u72d0", "--max-new-tokens", 2]
     out, _ = run("generate", trained, *flags, env={"PYTHONIOENCODING": "ascii"})

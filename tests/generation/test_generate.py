@@ -140,6 +140,25 @@ def test_eos_may_be_another_id_or_none():
     assert greedy(Stub([[7, PAD, 7]]), [[1]], 3, eos_token_id=0).tolist() == [[1, 7, PAD]]
 
 
+@pytest.mark.parametrize("ends", [[7, EOS], (EOS, 7), {7, EOS}, np.array([7, EOS]), [np.int64(7), EOS, 7], "config"])
+def test_any_of_several_end_marks_ends_a_row(ends):
+    """Each row repeats the mark that it ended with, so that it is what it would be alone."""
+    script = [[8, EOS, 9, 9, 9], [8, 8, 7, 9, 9], [8, 8, 8, EOS, 9]]
+    heard, model = [], Stub(script, eos=[7, EOS])
+    output = greedy(model, [[1]] * 3, 5, eos_token_id=ends, on_token=lambda ids: heard.append(ids.tolist()))
+    assert output.tolist() == [[1, 8, EOS, EOS, EOS], [1, 8, 8, 7, 7], [1, 8, 8, 8, EOS]]
+    assert heard == output[:, 1:].T.tolist()
+    for row, alone in zip(output, script):
+        solo = greedy(Stub([alone]), [[1]], 5, eos_token_id=[7, EOS])[0].tolist()
+        assert row[: len(solo)].tolist() == solo
+
+
+def test_several_end_marks_in_the_prompt_do_not_stop_a_row_and_none_at_all_never_do():
+    assert greedy(Stub([[8, 9, 7]]), [[7, EOS]], 3, eos_token_id=[7, EOS]).tolist() == [[7, EOS, 8, 9, 7]]
+    for nothing in ([], (), set(), None):
+        assert greedy(Stub([[EOS, 7, 8]]), [[1]], 3, eos_token_id=nothing).tolist() == [[1, EOS, 7, 8]]
+
+
 # -- sampling --------------------------------------------------------------------------------------------------
 
 
@@ -233,9 +252,13 @@ def test_the_default_settings_are_minimind_s():
         ({"top_k": -1}, ValueError, "top_k"),
         ({"top_p": 1.5}, ValueError, "top_p"),
         ({"repetition_penalty": 0}, ValueError, "repetition_penalty"),
-        ({"eos_token_id": V}, ValueError, "eos_token_id is 10"),
-        ({"eos_token_id": -1}, ValueError, "eos_token_id is -1"),
-        ({"eos_token_id": "end"}, ValueError, "eos_token_id is 'end'"),
+        ({"eos_token_id": V}, ValueError, r"eos_token_id must be .* \[0, 10\), a list of such or None, got 10"),
+        ({"eos_token_id": -1}, ValueError, "eos_token_id must be .* got -1"),
+        ({"eos_token_id": "end"}, ValueError, "eos_token_id must be .* got 'end'"),
+        ({"eos_token_id": True}, ValueError, "eos_token_id must be .* got True"),
+        ({"eos_token_id": [EOS, V]}, ValueError, r"eos_token_id must be .* got \[2, 10\]"),
+        ({"eos_token_id": [[EOS]]}, ValueError, r"eos_token_id must be .* got \[\[2\]\]"),
+        ({"eos_token_id": np.array([2.0])}, ValueError, r"eos_token_id must be .* got \[2.0\]"),
         ({"rng": 42}, TypeError, "rng is 42"),
     ],
 )
