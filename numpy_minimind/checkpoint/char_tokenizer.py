@@ -11,10 +11,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import PathLike, resolve, write_json
+from numpy_minimind.checkpoint.files import PathLike, remove, resolve, write_json
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0 pad and unknown, 1 bos, 2 eos
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+# What an older tokenizer may leave in a folder, and some reader would believe rather than the two files above.
+OLDER = (
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "tiktoken.model", "tekken.json",
+)  # fmt: skip
 
 
 class CharTokenizer:
@@ -99,11 +105,13 @@ class CharTokenizer:
     encode_chat = apply_chat_template
 
     def save(self, folder: PathLike) -> None:
-        """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer`, tokenizers and transformers."""
-        folder = resolve(folder)
-        write_json(folder / TOKENIZER, self._tokenizer_json())
-        write_json(
-            folder / TOKENIZER_CONFIG,
+        """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer`, tokenizers and transformers.
+
+        What an older tokenizer left in the folder is removed, so that this one is loaded.
+        """
+        save_tokenizer(
+            folder,
+            self._tokenizer_json(),
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "bos_token": self.bos_token,
@@ -153,6 +161,15 @@ def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
+def save_tokenizer(folder: PathLike, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Write the two files of a tokenizer, then remove what an older one left beside them."""
+    folder = resolve(folder)
+    write_json(folder / TOKENIZER, tokenizer)
+    write_json(folder / TOKENIZER_CONFIG, config)
+    for name in OLDER:
+        remove(folder / name)
+
+
 def characters_of(tokenizer: dict[str, Any]) -> str | None:
     """Return the characters, when a tokenizer.json is one that `CharTokenizer` saves; else None."""
     model = tokenizer.get("model")
@@ -163,6 +180,15 @@ def characters_of(tokenizer: dict[str, Any]) -> str | None:
     expected = CharTokenizer(characters)._tokenizer_json()
     same = all(tokenizer.get(part) == expected[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder"))
     return characters if same else None
+
+
+def token_count(tokenizer: dict[str, Any]) -> int:
+    """Return how many ids the contents of a tokenizer.json ask for, whoever wrote it: one more than the largest."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))  # Unigram has a list
+    ids += [token.get("id", 0) for token in added or () if isinstance(token, dict)]
+    return max((i for i in ids if isinstance(i, int)), default=-1) + 1
 
 
 def check_ids(ids: Any, vocab_size: int) -> list[int]:

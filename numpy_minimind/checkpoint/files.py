@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 PathLike = str | os.PathLike[str]
+METRICS = "metrics.jsonl"  # what every training run writes
 
 
 class CheckpointError(ValueError):
@@ -60,7 +61,8 @@ def model_folder(path: PathLike, name: str) -> Path:
     """Return a folder that holds the file `name`; a training run's folder stands for the ``model/`` inside it."""
     folder = Path(path).expanduser()
     inside = folder / "model"
-    return inside if not (folder / name).exists() and (inside / name).exists() else folder
+    is_run = (folder / METRICS).exists()  # then what lies around the model is older, and not its own
+    return inside if (inside / name).exists() and (is_run or not (folder / name).exists()) else folder
 
 
 # -- writing -----------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
             os.replace(temporary, path)
             _sync(path.parent)
         except BaseException:  # Ctrl-C too must not leave half a file behind
-            _remove(temporary)
+            remove(temporary)
             raise
 
 
@@ -129,7 +131,7 @@ def replacing_folder(path: PathLike, replaced: Callable[[str], bool] = lambda na
             _swap(temporary, path)
             _sync(path.parent)
         finally:
-            _remove(temporary)  # after the swap this is the older folder
+            remove(temporary)  # after the swap this is the older folder
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -153,7 +155,7 @@ def _remove_abandoned(path: Path) -> None:
     for entry in path.parent.glob(f"{glob.escape(before)}*{after}"):
         pid = entry.name[len(before) : -len(after)]
         if pid.isdecimal() and not _is_another_process(int(pid)):
-            _remove(entry)
+            remove(entry)
 
 
 def _is_another_process(pid: int) -> bool:
@@ -200,8 +202,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -14,13 +14,16 @@ from typing import Any, cast
 
 import numpy as np
 
+from numpy_minimind.checkpoint.char_tokenizer import OLDER, TOKENIZER, token_count
 from numpy_minimind.checkpoint.files import (
     CheckpointError,
     DamagedFileError,
     PathLike,
     file_not_found,
     model_folder,
+    read_json,
     replacing_folder,
+    resolve,
 )
 from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
@@ -30,6 +33,10 @@ from numpy_minimind.model import MiniMindForCausalLM
 
 CONFIG = "config.json"
 STORAGE = ("float32", "float16", "bfloat16")
+OUTVOTING = (
+    GENERATION, "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
+    "quantize_config.json", "quant_config.json", "hf_quant_config.json",
+)  # fmt: skip
 
 
 # -- loading -----------------------------------------------------------------------------------------------------
@@ -141,8 +148,10 @@ def save_pretrained(
 ) -> None:
     """Save a model as a folder that `from_pretrained` and transformers' AutoModelForCausalLM load.
 
-    The folder appears, or takes the place of an older one, whole or not at all. Other files of an older folder are
-    kept, its tokenizer among them.
+    The folder appears, or takes the place of an older one, whole or not at all. What of an older folder would be loaded
+    in place of the new files, or with them, is replaced: its weights in other files, an adapter,
+    generation_config.json, and with `tokenizer` whatever belonged to the older tokenizer. Everything else is kept,
+    without `tokenizer` the older tokenizer, too.
 
     Parameters
     ----------
@@ -161,11 +170,19 @@ def save_pretrained(
     ValueError
         For another dtype, for a weight that is too large for it, for a scaling of rotary positions that
         transformers cannot express.
+
+    Warns
+    -----
+    UserWarning
+        When the older tokenizer, which is kept, has more tokens than the model knows.
     """
     name = _storage_dtype(dtype)
     config = huggingface_config(model.config, name)
     stored = {key: stored_as(key, array, name) for key, array in model.state_dict().items()}
-    with replacing_folder(path, replaced=_outvotes) as folder:
+    if tokenizer is None:
+        _check_kept_tokenizer(resolve(path) / TOKENIZER, model.config.vocab_size)
+    older = OLDER if tokenizer is not None else ()
+    with replacing_folder(path, replaced=lambda name: _outvotes(name) or name in older) as folder:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
         write_tensors(folder / SAFETENSORS, stored, {"format": "pt"})  # transformers asks for the format
@@ -183,7 +200,20 @@ def _storage_dtype(dtype: Any) -> str:
     return name
 
 
+def _check_kept_tokenizer(file: Path, vocab_size: int) -> None:
+    try:
+        tokens = token_count(read_json(file)) if file.exists() else 0
+    except CheckpointError:  # not ours to judge
+        return
+    if tokens > vocab_size:
+        warnings.warn(
+            f"{file.parent} keeps a tokenizer of {tokens:,} tokens, and the model saved there knows only "
+            f"{vocab_size:,}: save its own, tokenizer=..., or remove that one",
+            stacklevel=3,
+        )
+
+
 def _outvotes(name: str) -> bool:
-    """Say whether a file of an older folder would go before the new ones, or contradict them, for some reader."""
+    """Say whether a file of an older folder would be loaded in place of the new ones, or with them, by some reader."""
     weights = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?", name)
-    return weights is not None or name == GENERATION
+    return weights is not None or name in OUTVOTING

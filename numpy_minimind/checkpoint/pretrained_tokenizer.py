@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checkpoint import byte_level_bpe, chat_template
-from numpy_minimind.checkpoint.char_tokenizer import TOKENIZER, TOKENIZER_CONFIG, check_ids
-from numpy_minimind.checkpoint.files import CheckpointError, PathLike, resolve, write_json
+from numpy_minimind.checkpoint.char_tokenizer import TOKENIZER, TOKENIZER_CONFIG, check_ids, save_tokenizer
+from numpy_minimind.checkpoint.files import CheckpointError, PathLike
 
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 OURS = "numpy_minimind"  # what of tokenizer_config.json no other program knows
@@ -218,10 +218,12 @@ class PretrainedTokenizer:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: PathLike) -> None:
-        """Write tokenizer.json and tokenizer_config.json with the contents that were loaded."""
-        folder = resolve(folder)
-        write_json(folder / TOKENIZER, self.tokenizer_json)
-        write_json(folder / TOKENIZER_CONFIG, self.tokenizer_config)
+        """Write tokenizer.json and tokenizer_config.json with the contents that were loaded, the template among them.
+
+        What an older tokenizer left in the folder is removed, so that this one is loaded.
+        """
+        config = {name: value for name, value in self.tokenizer_config.items() if name != "fast_tokenizer_files"}
+        save_tokenizer(folder, self.tokenizer_json, config)
 
     def __repr__(self) -> str:
         return f"PretrainedTokenizer(vocab_size={self.vocab_size})"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import os_error, write_json, write_text
+from numpy_minimind.checkpoint.files import METRICS, os_error, write_json, write_text
 from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
@@ -31,7 +31,7 @@ class RunFolder:
         if not str(path):
             raise ValueError("--out needs the name of a folder")
         self.path = Path(path).expanduser()
-        self.metrics = self.path / "metrics.jsonl"
+        self.metrics = self.path / METRICS
         self.summary = self.path / "summary.json"
         self.loss_picture = self.path / "loss.png"
         self.attention_picture = self.path / "attention.png"

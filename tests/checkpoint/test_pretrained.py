@@ -725,6 +725,8 @@ def test_the_folder_of_a_training_run_stands_for_its_model(saved: Path) -> None:
     assert load_tokenizer(saved.parent).encode("ab") == [3, 4]
     CharTokenizer("xyz").save(saved.parent)  # a folder's own file goes before
     assert load_tokenizer(saved.parent).encode("xyz") == [3, 4, 5]
+    (saved.parent / "metrics.jsonl").touch()  # unless a run has begun there since
+    assert load_tokenizer(saved.parent).encode("ab") == [3, 4]
 
 
 @pytest.mark.parametrize(
