@@ -61,6 +61,8 @@ QWEN3_MOE_DEFAULTS: dict[str, Any] = {
     "use_moe": True,
 }
 
+QUANTISED = ("quantization", "quantization_config", "compression_config")  # MLX writes the first two
+
 # Fields of other models that would change the arithmetic, with the values under which they do not.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
@@ -83,8 +85,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "num_shared_experts": (0, None),
     "scoring_func": ("softmax", None),
     "is_causal": (True, None),
-    "quantization_config": (None,),
-    "compression_config": (None,),
+    **dict.fromkeys(QUANTISED, (None,)),
 }
 
 
@@ -239,8 +240,7 @@ class MiniMindConfig:
         if not isinstance(d, Mapping):
             raise ValueError(f"a config is a mapping from field to value, got {d!r}")
         model_type = d.get("model_type")
-        if model_type not in (None, "minimind", "qwen3", "qwen3_moe"):
-            raise ValueError(f"model_type {model_type!r} is not supported: expected minimind, qwen3 or qwen3_moe")
+        _check_architecture(d)
         for name, harmless in REFUSED.items():
             if name in d and d[name] not in harmless:
                 raise ValueError(f"{name} = {d[name]!r} changes the arithmetic and is not implemented here")
@@ -263,6 +263,35 @@ class MiniMindConfig:
         if given.get("num_key_value_heads", 0) is None:  # transformers: as many as query heads
             given["num_key_value_heads"] = given.get("num_attention_heads", cls.num_attention_heads)
         return cls(**given)
+
+
+def _check_architecture(d: Mapping[str, Any]) -> None:
+    """Refuse the config of another architecture, and that of quantised weights."""
+    model_type = d.get("model_type")
+    if model_type not in (None, "minimind", "qwen3", "qwen3_moe"):
+        pictures = ", of pictures and text" if "vision_config" in d else ""
+        raise ValueError(
+            f"model_type {model_type!r} is not supported: expected minimind, qwen3 or qwen3_moe (it is another "
+            f"architecture{pictures}; transformers may know it)"
+        )
+    named = [name for name in d.get("architectures") or [] if not str(name).startswith(("MiniMind", "Qwen3"))]
+    if model_type is None and named:
+        raise ValueError(f"architecture {named[0]!r} is not supported: expected MiniMind, Qwen3 or Qwen3Moe")
+    for name in QUANTISED:
+        if d.get(name) is not None:
+            raise ValueError(
+                f"{name} = {_quantisation(name, d[name])}: quantised weights are not implemented here, so take the "
+                "model from which they were made, in float32, float16 or bfloat16"
+            )
+
+
+def _quantisation(name: str, settings: Any) -> str:
+    """Say by which method weights were quantised, and to how many bits."""
+    if not isinstance(settings, Mapping):
+        return repr(settings)
+    method = settings.get("quant_method") or ("MLX" if name == "quantization" else "an unnamed method")
+    bits = settings.get("bits") or next((n for n in (4, 8) if settings.get(f"load_in_{n}bit")), None)
+    return f"{method}, {bits} bits" if bits else f"{method}"
 
 
 def end_marks(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Models, tokenizers and interrupted runs on disk.
 
 files.py writes so that a crash never leaves half a file; tensors.py holds arrays in safetensors files, and pth.py reads
-those of PyTorch; weights.py finds one tensor for each parameter; huggingface.py is config.json in transformers' words.
+those of PyTorch; names.py undoes what stands before their names, and weights.py finds one tensor for each parameter;
+huggingface.py is config.json in transformers' words; foreign.py says what is no model.
 pretrained.py, resume.py and tokenizer.py are what one calls.
 """
 

@@ -310,7 +310,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise file_not_found("there is no such file", path)
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+        data = path.read_bytes()
+        check_no_pointer(path, data)
+        value = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise DamagedFileError(f"{path} is not UTF-8: byte 0x{byte:02X} at offset {error.start}") from error
@@ -319,6 +321,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DamagedFileError(f"{path} holds {type(value).__name__}, expected a JSON object")
     return value
+
+
+def check_no_pointer(path: Path, first: bytes) -> None:
+    """Refuse what Git puts in place of a large file until that is fetched."""
+    if first.startswith(b"version https://git-lfs"):
+        raise DamagedFileError(f"{path} is a Git LFS pointer, not the file itself: fetch it with 'git lfs pull'")
 
 
 def contents(folder: Path) -> str:

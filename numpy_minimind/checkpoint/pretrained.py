@@ -25,13 +25,13 @@ from numpy_minimind.checkpoint.files import (
     replacing_folder,
     resolve,
 )
+from numpy_minimind.checkpoint.foreign import adapter_kind, missing
 from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
-from numpy_minimind.checkpoint.weights import SAFETENSORS, Tensors, fields_of, fit, missing, open_weights
+from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensors, fields_of, fit, open_weights
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 
-CONFIG = "config.json"
 STORAGE = ("float32", "float16", "bfloat16")
 OUTVOTING = (
     GENERATION, "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
@@ -77,12 +77,14 @@ def from_pretrained(
     _check_place(place, path)
     if config is not None and not isinstance(config, MiniMindConfig):
         raise TypeError(f"config must be a MiniMindConfig, got {type(config).__name__}")
-    in_folder = config is None and place.is_dir()
-    config = _folder_config(place) if in_folder else config
+    beside = place / CONFIG if place.is_dir() else place.with_name(CONFIG)
+    read = config is None and beside.exists()
+    config = read_config(beside) if read else config
     weights = open_weights(place)
-    if in_folder and config != _folder_config(place):  # a save came between the two files
+    if read and config != read_config(beside):  # a save came between the two files
         raise DamagedFileError(f"{place} was replaced or changed while it was read: load it again")
-    config = config or _config_beside(place, weights)
+    if config is None:
+        raise _without_config(place, weights)
     try:
         weights = fit(weights, config)
     except ValueError as error:
@@ -115,28 +117,24 @@ def _compute_dtype(dtype: Any) -> np.dtype:
 def _check_place(place: Path, given: PathLike) -> None:
     if not place.exists():
         raise file_not_found("there is no such model folder or file (nothing is downloaded)", given)
-    if place.is_file() and (place.name == CONFIG or place.suffix in (".safetensors", ".json")):
+    if place.is_dir():
+        return
+    if place.name.startswith("adapter_") and adapter_kind(place.parent):
+        raise missing(place.parent)
+    if place.name == CONFIG or place.name.endswith(INDEX) or place.suffix == ".safetensors":
         raise CheckpointError(f"{given} is a file, expected the folder that holds it (or a .pth)")
 
 
-def _folder_config(folder: Path) -> MiniMindConfig:
-    if not (folder / CONFIG).exists():
-        raise missing(folder, CONFIG)
-    return read_config(folder / CONFIG)
-
-
-def _config_beside(file: Path, weights: Tensors) -> MiniMindConfig:
-    """Read the config.json beside a .pth, or say what to give, as far as the shapes of its tensors tell."""
-    if file.with_name(CONFIG).exists():
-        return read_config(file.with_name(CONFIG))
-    told = fields_of(weights) or {"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 6400}
+def _without_config(place: Path, weights: Tensors) -> CheckpointError:
+    """Return the error for weights without a config.json: what to write into one, as far as the tensors tell."""
+    told = fields_of(weights)
     text = json.dumps({"model_type": "minimind", **told})
-    as_shapes = "what the shapes in the file tell" if fields_of(weights) else "for MiniMind-3 as it is published"
-    raise CheckpointError(
-        f"{file} has no {CONFIG} beside it, and does not itself say how its numbers are used. Put one there "
-        f"({as_shapes}):\n  {text}\nor, in Python, give config=MiniMindConfig.from_dict(...) of the same. If its other "
-        "settings are not MiniMind's, add rope_theta, rope_scaling, rms_norm_eps, num_experts_per_tok, norm_topk_prob "
-        "and the ids of special tokens"
+    here = "in it" if place.is_dir() else "beside it"
+    return CheckpointError(
+        f"{place} has no {CONFIG} {here}, and does not itself say how its numbers are used. Put one there "
+        f"(what the tensors tell):\n  {text}\nor, in Python, give config=MiniMindConfig.from_dict(...) of the same. If "
+        "its other settings are not MiniMind's, add rope_theta, rope_scaling, rms_norm_eps, num_experts_per_tok, "
+        "norm_topk_prob and the ids of special tokens"
     )
 
 

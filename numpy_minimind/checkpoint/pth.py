@@ -32,7 +32,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, PathLike, UnchangedFile, UnsafeFileError
+from numpy_minimind.checkpoint.files import (
+    CheckpointError,
+    DamagedFileError,
+    ForeignFileError,
+    PathLike,
+    UnchangedFile,
+    UnsafeFileError,
+)
+from numpy_minimind.checkpoint.foreign import is_safetensors
 from numpy_minimind.checkpoint.tensors import StoredTensor, check_first_bytes
 
 # About 110 bytes a tensor are usual: room for nine thousand. What a stranger can make of as much costs 0.2 GB.
@@ -44,14 +52,17 @@ MAX_MEMBERS = 20_000
 MAX_DIRECTORY = 2 << 20  # bytes of the zip file's table of its members
 ENCRYPTED = 0x41  # the two bits of a member's flags that say so
 
+USUAL = ("model", "state_dict", "model_state_dict", "model_state", "module")  # where training scripts put a state dict
+
+ALONE = "save the weights alone: torch.save(model.state_dict(), FILE)"
 NOT_EXECUTED = "the file was refused, and nothing of it was executed"
 
 
 def read_pth(path: PathLike) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict that ``torch.save`` wrote, by name, still in their file.
 
-    A dict that holds the state dict under ``"model"`` or ``"state_dict"`` (MiniMind's files for resuming a run, with
-    its optimizer beside it) will do.
+    A dict that holds the state dict, with an optimizer and counts beside it, will do: under one of the usual names
+    (``"model"`` in MiniMind's files for resuming a run, ``"state_dict"``, ...), or as the only one of tensors.
 
     Raises
     ------
@@ -70,9 +81,8 @@ def read_pth(path: PathLike) -> dict[str, StoredTensor]:
 
 
 def _state_dict(path: Path, value: Any) -> dict[str, StoredTensor]:
-    if type(value) is dict:
-        inner = next((value[key] for key in ("model", "state_dict") if type(value.get(key)) is dict), None)
-        value = value if inner is None else inner
+    for _ in range(3):  # a stranger's dict may hold itself
+        value = _inside(value)
     if type(value) is not dict or not value:
         raise CheckpointError(f"{path} holds {_kind(value)}, expected a state dict: names and their tensors")
     others = [f"{key} ({_kind(item)})" for key, item in value.items() if type(item) is not StoredTensor]
@@ -80,6 +90,16 @@ def _state_dict(path: Path, value: Any) -> dict[str, StoredTensor]:
         found = ", ".join(others[:5]) or "numbers as names"
         raise CheckpointError(f"{path} holds {found}, expected a state dict: names and their tensors")
     return value
+
+
+def _inside(value: Any) -> Any:
+    """Return what of a training script's dict is its model; the value itself, if it holds none."""
+    dicts = {key: item for key, item in value.items() if type(item) is dict} if type(value) is dict else {}
+    usual = next((key for key in USUAL if key in dicts), None)
+    if usual is not None:
+        return dicts[usual]
+    of_tensors = [item for item in dicts.values() if item and all(type(part) is StoredTensor for part in item.values())]
+    return of_tensors[0] if len(of_tensors) == 1 else value
 
 
 def _kind(value: Any) -> str:
@@ -157,6 +177,10 @@ class Archive:
     def _check_format(self, first: bytes) -> None:
         if first.startswith(b"PK\x03\x04"):
             return
+        if is_safetensors(first):
+            raise ForeignFileError(
+                f"{self.path} is a safetensors file: call it model.safetensors, and give the folder that holds it"
+            )
         if first.startswith(b"\x80") or first[257:262] == b"ustar":
             raise CheckpointError(
                 f"{self.path} is in the old format of PyTorch before 1.6 (no zip file), which is not read here. To "
@@ -169,6 +193,11 @@ class Archive:
         found = zipfile.ZipFile(cast(IO[bytes], _SmallReads(self.path, file))).infolist()
         if len(found) > MAX_MEMBERS:
             raise UnsafeFileError(f"{self.path}: the zip file has {len(found):,} members, more than {MAX_MEMBERS:,}")
+        if not any(info.filename.endswith("data.pkl") for info in found):
+            raise ForeignFileError(
+                f"{self.path} is a zip file without data.pkl: torch.save did not write it. If it is a packed folder, "
+                "unpack that and give it"
+            )
         return found
 
     def _record(self, info: zipfile.ZipInfo, file: BinaryIO) -> Record:
@@ -354,7 +383,7 @@ def _fault(name: str, argument: Any, size: int, first: bool) -> str | None:
         return f"has the instruction {name}, which no state dict needs"
     if name == "GLOBAL" and argument not in NAMES:
         allowed = ", ".join(known.replace(" ", ".") for known in NAMES)
-        return f"asks for {argument.replace(' ', '.')!r:.80}, which is none of {allowed}"
+        return f"asks for {argument.replace(' ', '.')!r:.80}, which is none of {allowed} (where it was made, {ALONE})"
     if name in PUT | GET and argument > size:
         return f"keeps something under number {argument}, more than it has bytes"
     if name == "BINUNICODE" and len(argument) > MAX_STRING:

@@ -16,7 +16,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, DamagedFileError, UnchangedFile, file_not_found
+from numpy_minimind.checkpoint.files import (
+    CheckpointError,
+    DamagedFileError,
+    ForeignFileError,
+    UnchangedFile,
+    check_no_pointer,
+    file_not_found,
+)
+from numpy_minimind.checkpoint.foreign import file_kind
 
 # safetensors' dtypes that NumPy can hold, and bfloat16, whose bits are read as uint16 and widened to float32.
 READABLE = {
@@ -269,7 +277,7 @@ def _check_header(path: Path) -> None:
 
 
 def check_first_bytes(path: Path, kind: str) -> bytes:
-    """Return the first 512 bytes of a file, or say that it is missing, a folder, empty or a Git LFS pointer."""
+    """Return the first 512 bytes of a file, or say that it is missing, a folder, empty or of another kind."""
     if path.is_dir():
         raise DamagedFileError(f"{path} is a folder, expected {kind}")
     if not path.exists():
@@ -278,6 +286,8 @@ def check_first_bytes(path: Path, kind: str) -> bytes:
         first = file.read(512)
     if not first:
         raise DamagedFileError(f"{path} is empty (0 bytes)")
-    if first.startswith(b"version https://git-lfs"):
-        raise DamagedFileError(f"{path} is a Git LFS pointer, not the file itself: fetch it with 'git lfs pull'")
+    check_no_pointer(path, first)
+    what = file_kind(path, first)
+    if what is not None:
+        raise ForeignFileError(f"{path} {what}")
     return first

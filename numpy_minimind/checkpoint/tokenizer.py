@@ -19,11 +19,11 @@ from numpy_minimind.checkpoint.files import (
     CheckpointError,
     DamagedFileError,
     PathLike,
-    contents,
     file_not_found,
     model_folder,
     read_json,
 )
+from numpy_minimind.checkpoint.foreign import missing_tokenizer
 from numpy_minimind.checkpoint.pretrained_tokenizer import ROLES, PretrainedTokenizer, content
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-WEIGHTS = (".pth", ".bin", ".safetensors")  # beside a file of these a tokenizer may stand
+WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")  # beside a file of these a tokenizer may stand
 
 
 class Tokenizer(Protocol):
@@ -97,7 +97,7 @@ def _tokenizer_file(given: PathLike) -> Path:
         raise file_not_found("there is no such tokenizer file or folder (nothing is downloaded)", given)
     file = model_folder(path, TOKENIZER) / TOKENIZER
     if not file.exists():
-        raise file_not_found(f"no {TOKENIZER} in this folder, which holds {contents(path)}", path)
+        raise missing_tokenizer(path, TOKENIZER)
     return file
 
 

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, contents, file_not_found, read_json
+from numpy_minimind.checkpoint.files import CheckpointError, read_json
+from numpy_minimind.checkpoint.foreign import missing
+from numpy_minimind.checkpoint.names import HEAD, TABLE, plain_names
 from numpy_minimind.checkpoint.pth import read_pth
 from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
 from numpy_minimind.config import MiniMindConfig
 
+CONFIG = "config.json"
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 # Tables of rotary positions that older files hold; here they are computed from the config.
 COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cos|freqs_sin)")
@@ -38,20 +40,22 @@ Tensors = dict[str, StoredTensor]
 
 
 def open_weights(path: Path) -> Tensors:
-    """Return every tensor of a model folder, or of one file of PyTorch, by name."""
-    if path.is_file():
-        return read_pth(path)
-    for name in (SAFETENSORS, TORCH):
+    """Return every tensor of a model folder, or of one file of PyTorch, by the name of its parameter."""
+    file = path if path.is_file() else _file_of_weights(path)
+    return plain_names(file, _open_shards(file) if file.name.endswith(INDEX) else _open_file(file))
+
+
+def _file_of_weights(path: Path) -> Path:
+    """Return the file that holds a folder's weights, or says which files do."""
+    for name in (SAFETENSORS, SAFETENSORS + INDEX, TORCH, TORCH + INDEX):
         if (path / name).exists():
-            return _open_file(path / name)
-        if (path / (name + INDEX)).exists():
-            return _open_shards(path / (name + INDEX))
+            return path / name
     files = sorted(path.glob("*.pth"))
     if len(files) == 1:
-        return read_pth(files[0])
+        return files[0]
     if files:
         raise CheckpointError(f"{path} holds {len(files)} models, give one of them: {', '.join(map(str, files))}")
-    raise missing(path, SAFETENSORS)
+    raise missing(path, *(name for name in (CONFIG, SAFETENSORS) if not (path / name).exists()))
 
 
 def _open_file(path: Path) -> Tensors:
@@ -86,11 +90,6 @@ def _open_shards(index: Path) -> Tensors:
         more = f" and {len(wrong) - MAX_FAULTS} more" if len(wrong) > MAX_FAULTS else ""
         raise CheckpointError(f"{index} names tensors that the files lack: {', '.join(wrong[:MAX_FAULTS])}{more}")
     return tensors
-
-
-def missing(folder: Path, name: str) -> FileNotFoundError:
-    """Return the error for a file that a model folder lacks."""
-    return file_not_found(f"no {name} in this folder, which holds {contents(folder)}", folder)
 
 
 # -- what a model needs ------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ def _experts_twice(weights: Tensors) -> list[str]:
 
 
 def fields_of(weights: Mapping[str, StoredTensor]) -> dict[str, int | bool]:
-    """Return those fields of a config that the shapes give away: a help for who has to write one."""
+    """Return those fields of a config that the tensors give away: a help for who has to write one."""
     weights = split_experts(dict(weights))
     first = "model.layers.0."
     names = [f"{first}{part}.weight" for part in ("self_attn.q_norm", "self_attn.q_proj", "self_attn.k_proj")]
@@ -207,6 +206,8 @@ def fields_of(weights: Mapping[str, StoredTensor]) -> dict[str, int | bool]:
     blocks = {match[1] for name in weights if (match := re.match(r"model\.layers\.(\d+)\.", name))}
     heads = {"num_attention_heads": NH // H, "num_key_value_heads": KH // H, "head_dim": H}
     fields: dict[str, int | bool] = {"hidden_size": D, "num_hidden_layers": len(blocks), "vocab_size": V, **heads}
+    if HEAD in weights and not _equal(weights[HEAD], weights[TABLE]):
+        fields["tie_word_embeddings"] = False
     router, gate = weights.get(f"{first}mlp.gate.weight"), weights.get(f"{first}mlp.gate_proj.weight")
     expert = weights.get(f"{first}mlp.experts.0.gate_proj.weight")
     if gate is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy_minimind import accounting
 from numpy_minimind.checkpoint.files import model_folder
+from numpy_minimind.checkpoint.foreign import missing
 from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
 from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
@@ -70,6 +71,8 @@ def config_of(name: str, fields: dict[str, Any]) -> MiniMindConfig:
         return read_config(folder / CONFIG)
     if path.is_file():
         raise ValueError(f"there is no config.json beside {name}: put the model's there")
+    if path.is_dir():
+        raise missing(folder, CONFIG)
     raise ValueError(f"{name!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a config.json")
 
 

@@ -708,12 +708,11 @@ def test_missing_folders_and_files(saved: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         with pytest.raises(CheckpointError, match="is a file, expected the folder that holds it"):
             from_pretrained(saved / name)
-    with pytest.raises(FileNotFoundError, match=r"no config\.json .* holds m, n$"):
-        (saved.parent / "n").touch()
-        from_pretrained(saved.rename(saved.with_name("m")).parent)
-    saved = saved.with_name("m")
-    (saved / "model.safetensors").rename(saved / "model.gguf")
-    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .* holds config\.json, model\.gguf$"):
+    (saved / "model.safetensors").rename(saved / "m")
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors in this folder, which holds config\.json, m$"):
+        from_pretrained(saved)
+    (saved / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json and no model\.safetensors in .* holds m$"):
         from_pretrained(saved)
 
 

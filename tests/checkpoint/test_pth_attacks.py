@@ -443,7 +443,10 @@ OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."  # the magic
         (OLD, r" is in the old format of PyTorch before 1\.6"),
         (bytes(257) + b"ustar\x00" + bytes(300), r" is in the old format of PyTorch before 1\.6"),
         (b"version https://git-lfs.github.com/spec/v1\n", " is a Git LFS pointer"),
-        (b"<!DOCTYPE html><title>404</title>", " is not a zip file, which is what torch.save writes"),
+        (
+            b"<!DOCTYPE html><title>404</title>",
+            " is a web page, saved under the name of a model: download the file itself",
+        ),
         (b"PK\x03\x04" + bytes(99), " is cut short or is not a zip file"),
         (bytes(99), " is not a zip file"),
     ],
