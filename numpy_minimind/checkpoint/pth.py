@@ -54,7 +54,7 @@ ENCRYPTED = 0x41  # the two bits of a member's flags that say so
 
 USUAL = ("model", "state_dict", "model_state_dict", "model_state", "module")  # where training scripts put a state dict
 
-ALONE = "save the weights alone: torch.save(model.state_dict(), FILE)"
+ALONE = ". Where it was made, save the weights alone: torch.save(model.state_dict(), FILE)"
 NOT_EXECUTED = "the file was refused, and nothing of it was executed"
 
 
@@ -362,7 +362,8 @@ def scan(path: Path, pickle: bytes) -> Program:
         for opcode, argument, position in pickletools.genops(pickle):
             fault = _fault(opcode.name, argument, len(pickle), first=not program)
             if fault:
-                raise UnsafeFileError(f"{path}: its pickle {fault} (at byte {position}); {NOT_EXECUTED}")
+                remedy = ALONE if opcode.name == "GLOBAL" else ""
+                raise UnsafeFileError(f"{path}: its pickle {fault} (at byte {position}); {NOT_EXECUTED}{remedy}")
             program.append((opcode.name, argument, position or 0))
     except (ValueError, DeprecationWarning) as error:  # a warning, where warnings are errors: of a stray backslash
         if isinstance(error, CheckpointError):
@@ -383,7 +384,7 @@ def _fault(name: str, argument: Any, size: int, first: bool) -> str | None:
         return f"has the instruction {name}, which no state dict needs"
     if name == "GLOBAL" and argument not in NAMES:
         allowed = ", ".join(known.replace(" ", ".") for known in NAMES)
-        return f"asks for {argument.replace(' ', '.')!r:.80}, which is none of {allowed} (where it was made, {ALONE})"
+        return f"asks for {argument.replace(' ', '.')!r:.80}, which is none of {allowed}"
     if name in PUT | GET and argument > size:
         return f"keeps something under number {argument}, more than it has bytes"
     if name == "BINUNICODE" and len(argument) > MAX_STRING:
