@@ -22,6 +22,7 @@ from peers.turns import apart, in_turns
 from numpy_minimind import MiniMindConfig, plotting
 from numpy_minimind.measuring.clocks import spread
 from numpy_minimind.measuring.machine import cores, machine
+from numpy_minimind.messages import install_command
 
 
 def main(argv=None):
@@ -102,7 +103,7 @@ def arguments(argv):
     needed = {"threadpoolctl": "train", **{name.removesuffix("-compile"): "parity" for name in args.against}}
     for name, extra in needed.items():
         if not importlib.util.find_spec(name):
-            parser.error(f"{name} is not installed: pip install {name} (or the extra {extra} of numpy-minimind)")
+            parser.error(f"{name} is not installed: {install_command(extra)}")
     return args
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from numpy_minimind import plotting
 from numpy_minimind.checking.parity import TENSORS, by_kind, by_layer, format_table, worst
+from numpy_minimind.messages import install_command
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "parity")]
@@ -27,8 +28,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "transformers"):
         raise
-    advice = f"pip install {error.name} (or the extra parity of numpy-minimind)"
-    print(f"error: {error.name} is not installed: {advice}", file=sys.stderr)
+    print(f"error: {error.name} is not installed: {install_command('parity')}", file=sys.stderr)
     sys.exit(2)
 
 

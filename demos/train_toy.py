@@ -18,13 +18,16 @@ import numpy_minimind as nm
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.layers import CrossEntropyLoss
+from numpy_minimind.messages import install_command
 from numpy_minimind.training import AdamW, BatchStream, clip_grad_norm, cosine_lr, evaluate, toy_language, toy_report
 from numpy_minimind.training.corpora import ToyCorpus
 
 try:
+    import matplotlib  # noqa: F401  (this one and the next are for the end, when it would be late to miss them)
+    import safetensors  # noqa: F401
     from tqdm import tqdm
-except ImportError:
-    sys.exit("error: the demo needs the extra train: pip install -e '.[train]'")
+except ImportError as error:
+    sys.exit(f"error: the demo needs the extra train ({error}): {install_command('train')}")
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=1200)

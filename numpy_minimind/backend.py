@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from numpy_minimind.messages import install_command
+
 _MODULES: dict[type, Any] = {np.ndarray: np}
 
 
@@ -79,8 +81,8 @@ def _cupy() -> Any:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
         found = "CuPy is not installed" if absent else f"CuPy cannot be imported ({error})"
         raise RuntimeError(
-            f"device 'cuda' was asked for, but {found}: "
-            "pip install cupy-cuda12x (or cupy-cuda13x, by the version that nvidia-smi shows), or use device 'cpu'"
+            f"device 'cuda' was asked for, but {found}: {install_command('gpu-cuda12x')} "
+            "(or gpu-cuda13x, by the version that nvidia-smi shows), or use device 'cpu'"
         ) from error
     if not cupy.is_available():
         raise RuntimeError(

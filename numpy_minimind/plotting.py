@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind import fonts
+from numpy_minimind.messages import needs_extra
 
 INK, SOFT, TRAIN, HELD_OUT, ORACLE, FLOOR = "#1f2430", "#8b93a7", "#9db7d5", "#1f5fa8", "#c2571a", "#2f8f5b"
 
@@ -24,13 +25,9 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
     ImportError
         Naming the extra to install, when matplotlib is absent.
     """
-    try:
+    with needs_extra("train", "pictures need matplotlib"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "pictures need matplotlib: pip install matplotlib (or the extra train of numpy-minimind)"
-        ) from error
     fig = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(fig)
     ax = fig.add_subplot()

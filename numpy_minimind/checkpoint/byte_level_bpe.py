@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy_minimind.checkpoint.char_tokenizer import SPECIAL_TOKENS
 from numpy_minimind.checkpoint.chat_template import CHAT_TEMPLATE
+from numpy_minimind.messages import needs_extra
 
 # Ordinary text to whoever decodes, as in MiniMind, yet one token each.
 CHAT_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -46,12 +47,8 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, Any]:
             f"a vocabulary of {vocab_size} is too small: {FIXED} tokens at least "
             f"({FIXED - 256} special ones and the 256 bytes)"
         )
-    try:
+    with needs_extra("train", "BPE needs tokenizers"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise ImportError(
-            "BPE needs tokenizers: pip install tokenizers (or the extra train of numpy-minimind)"
-        ) from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

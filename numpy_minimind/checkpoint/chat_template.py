@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy_minimind.checkpoint.files import CheckpointError
 from numpy_minimind.checkpoint.template_sandbox import Refusal, TooMuch, environment
+from numpy_minimind.messages import needs_extra
 
 # ChatML in our words, for tokenizers that are trained here: each message between the marks, thoughts in <think>.
 CHAT_TEMPLATE = """\
@@ -113,12 +114,8 @@ def _checked(values: Any, what: str) -> list[dict[str, Any]]:
 
 
 def _jinja2() -> Any:
-    try:
+    with needs_extra("interop", "a chat template needs jinja2"):
         import jinja2
-    except ImportError as error:
-        raise ImportError(
-            "a chat template needs jinja2: pip install jinja2 (or the extra interop of numpy-minimind)"
-        ) from error
     return jinja2
 
 

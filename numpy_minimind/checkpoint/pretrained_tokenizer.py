@@ -13,6 +13,7 @@ import numpy as np
 from numpy_minimind.checkpoint import byte_level_bpe, chat_template
 from numpy_minimind.checkpoint.char_tokenizer import TOKENIZER, TOKENIZER_CONFIG, check_ids, save_tokenizer
 from numpy_minimind.checkpoint.files import CheckpointError, PathLike
+from numpy_minimind.messages import needs_extra
 
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 OURS = "numpy_minimind"  # what of tokenizer_config.json no other program knows
@@ -259,12 +260,8 @@ def content(token: Any) -> str | None:
 
 
 def _library_tokenizer(tokenizer: dict[str, Any], name: str) -> Any:
-    try:
+    with needs_extra("train", f"{name} needs tokenizers"):
         import tokenizers
-    except ImportError as error:
-        raise ImportError(
-            f"{name} needs tokenizers: pip install tokenizers (or the extra train of numpy-minimind)"
-        ) from error
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
     except Exception as error:  # the library raises nothing more precise

@@ -25,6 +25,7 @@ from numpy_minimind.checkpoint.files import (
     file_not_found,
 )
 from numpy_minimind.checkpoint.foreign import file_kind
+from numpy_minimind.messages import needs_extra
 
 # safetensors' dtypes that NumPy can hold, and bfloat16, whose bits are read as uint16 and widened to float32.
 READABLE = {
@@ -52,14 +53,9 @@ WRITABLE = (
 
 def library() -> Any:
     """Import safetensors, which only checkpoints need, or say how to install it."""
-    try:
+    with needs_extra("train", "checkpoints need safetensors 0.8 or newer"):
         import safetensors
-
-        safetensors.TensorSpec  # noqa: B018  (the interface of 0.8, which writes without a copy)
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            "checkpoints need safetensors: pip install 'safetensors>=0.8' (or the extra train of numpy-minimind)"
-        ) from error
+        from safetensors import TensorSpec  # noqa: F401  (the interface of 0.8, which writes without a copy)
     return safetensors
 
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import Any, TextIO
 
+from numpy_minimind.messages import needs_extra
 from numpy_minimind.training.trainer import StepReport
 
 
@@ -21,12 +22,8 @@ class Progress:
     def __init__(self, first: int, last: int) -> None:
         self.bar: Any = None
         if sys.stderr.isatty():
-            try:
+            with needs_extra("train", "the progress bar needs tqdm"):
                 from tqdm import tqdm
-            except ImportError as error:
-                raise ImportError(
-                    "the progress bar needs tqdm: pip install tqdm (or the extra train of numpy-minimind)"
-                ) from error
             self.bar = tqdm(total=last, initial=first, unit="step", dynamic_ncols=True)
 
     def __enter__(self) -> Progress:

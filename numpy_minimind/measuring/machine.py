@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_device
+from numpy_minimind.messages import needs_extra
 from numpy_minimind.training.run_folder import blas_threads, environment
 
 STATUS = Path("/proc/self/status")
@@ -59,12 +60,8 @@ def default_threads() -> int:
 @contextmanager
 def limit_blas(count: int) -> Iterator[None]:
     """Let the BLAS library use `count` threads."""
-    try:
+    with needs_extra("train", "measuring needs threadpoolctl"):
         from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise ImportError(
-            "measuring needs threadpoolctl: pip install threadpoolctl (or the extra train of numpy-minimind)"
-        ) from error
     with threadpool_limits(count, "blas"):
         yield
 

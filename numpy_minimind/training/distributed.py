@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_numpy
+from numpy_minimind.messages import install_command
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
 from numpy_minimind.threads import available_threads
 from numpy_minimind.training.batches import IGNORE
@@ -58,8 +59,7 @@ def connect() -> Ranks:
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, and finds no MPI library
         raise ImportError(
             f"{size} processes were started together, and to work together they need mpi4py "
-            "(pip install mpi4py, or the extra mpi of numpy-minimind) and an MPI library (the machine's, or "
-            f"pip install mpich): {error}"
+            f"({install_command('mpi')}) and an MPI library (the machine's, or pip install mpich): {error}"
         ) from error
     if MPI.COMM_WORLD.size != size:
         raise RuntimeError(

@@ -217,12 +217,6 @@ def test_the_table_of_bytes_is_the_library_s(bpe: PretrainedTokenizer) -> None:
     assert len({bpe.token_bytes(i, skip_special_tokens=False) for i in range(320)}) == 320
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r"pip install tokenizers \(or the extra train of numpy-minimind\)"):
-        PretrainedTokenizer.train_bpe(["a"], 300)
-
-
 def test_a_role_that_is_not_there_names_the_tokenizer(bpe: PretrainedTokenizer) -> None:
     with pytest.raises(CheckpointError, match=r"names '<s>' as its bos_token, which mine does not hold"):
         PretrainedTokenizer(bpe.tokenizer_json, {"bos_token": "<s>"}, name="mine")

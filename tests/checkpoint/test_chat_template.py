@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -193,12 +192,6 @@ def test_without_a_template(bpe: PretrainedTokenizer) -> None:
     for method in (CharTokenizer("ab").apply_chat_template, CharTokenizer("ab").encode_chat):
         with pytest.raises(ValueError, match="a tokenizer of characters has no chat template"):
             method([U("x")])
-
-
-def test_without_jinja_the_extra_is_named(bpe: PretrainedTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install jinja2 \(or the extra interop of numpy-minimind\)"):
-        bpe.apply_chat_template([U("x")])
 
 
 # -- templates and messages that are wrong -----------------------------------------------------------------------

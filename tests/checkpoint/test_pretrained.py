@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -774,12 +773,6 @@ def test_a_failed_save_leaves_the_older_model(saved: Path, monkeypatch: pytest.M
         save_pretrained(model(seed=2), saved)
     assert same_weights(from_pretrained(saved), model())
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
-
-
-def test_without_safetensors_the_extra_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r"pip install 'safetensors>=0.8' \(or the extra train of numpy-minimind\)"):
-        from_pretrained(saved)
 
 
 # -- transformers ------------------------------------------------------------------------------------------------

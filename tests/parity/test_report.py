@@ -48,7 +48,6 @@ def test_without_pytorch_it_names_the_extra(absent: str, tmp_path: Path) -> None
         pytest.importorskip("torch")
     message = f"raise ModuleNotFoundError('No module named {absent}', name='{absent}')"
     (tmp_path / f"{absent}.py").write_text(message, encoding="utf-8")
-    done = run(PYTHONPATH=str(tmp_path))
+    done = run(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stdout) == (2, "")
-    advice = f"pip install {absent} (or the extra parity of numpy-minimind)"
-    assert done.stderr == f"error: {absent} is not installed: {advice}\n"
+    assert done.stderr == f"error: {absent} is not installed: pip install -e '.[parity]'\n"

@@ -215,7 +215,7 @@ def test_without_mpi4py_the_error_names_the_extra(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ImportError, match=r"2 processes .*pip install mpi4py, or the extra mpi of numpy-minimind\)"):
+    with pytest.raises(ImportError, match=r"2 processes .* mpi4py \(pip install .*\[mpi\]'\) and an MPI library"):
         connect()
 
 

@@ -1,0 +1,53 @@
+"""What error messages share: the name that was probably meant, and the command that installs what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+CLONE = Path(__file__).parents[1]  # where setup.cfg stands, unless the package was installed without its repository
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean X?" for the known name that is nearest, nothing when none is near.
+
+    >>> did_you_mean("trian", ["train", "chat"])
+    '; did you mean train?'
+    """
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this package, as it can be typed here.
+
+    In a clone it names the clone: `.` where one stands in it, else its path.
+    """
+    if not (CLONE / "setup.cfg").is_file():
+        return f"pip install 'numpy-minimind[{extra}]'"
+    return f"pip install -e '{'.' if Path.cwd() == CLONE else CLONE}[{extra}]'"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, need: str) -> Iterator[None]:
+    """Turn the ImportError of an optional package into one that says how to install it.
+
+    Parameters
+    ----------
+    extra : str
+        Of setup.cfg, which brings the package.
+    need : str
+        What needs which package, such as "pictures need matplotlib".
+
+    Raises
+    ------
+    ImportError
+    """
+    try:
+        yield
+    except ImportError as error:
+        why = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"  # it is there, and broken or too old
+        raise ImportError(f"{need}{why}, which the extra {extra} brings: {install_command(extra)}") from error
