@@ -10,21 +10,77 @@ import importlib
 import io
 import json
 import os
+import platform
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
+
+import numpy_minimind as nm
+from numpy_minimind.messages import did_you_mean
 from numpy_minimind.training.trainer import TrainingDiverged
 
 COMMANDS = ("train", "generate", "chat", "eval", "gradcheck", "params", "bench", "show-labels")
 
+FIRST_SCREEN = """\
+MiniMind-3 in plain NumPy. Four things to do first:
+
+Train a small model and see what it writes (three minutes on two cores):
+  python -m numpy_minimind train --out runs/toy
+
+Check every hand-derived gradient (a quarter of a minute):
+  python -m numpy_minimind gradcheck --brief
+
+Count what MiniMind-3 consists of and costs (a second):
+  python -m numpy_minimind params minimind3
+
+Talk with the real MiniMind (a download of 130 MB; needs the extra interop):
+  hf download jingyaogong/minimind-3 --local-dir minimind-3
+  python -m numpy_minimind chat minimind-3
+
+Everything else: python -m numpy_minimind --help
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors say what was probably meant, and where one reads what there is."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error; exit with 2."""
+        message = message.replace("argument COMMAND: invalid choice", "unknown command")
+        choices = re.findall(r"[\w-]+", message.partition("choose from")[2])
+        options = re.findall(r"--[a-z][\w-]*", self.format_help())
+        if "are required" in message:  # it may stand there under a name that is not quite its own
+            names = [word.partition("=")[0] for word in self.given if word.startswith("--")]
+            unknown = [name for name in names if not any(option.startswith(name) for option in options)]
+            message = f"unrecognized arguments: {unknown[0]}" if unknown else message
+        wrong = re.search(r"(?:invalid choice|unknown command|unrecognized arguments): '?([^\s'=]+)", message)
+        hint = did_you_mean(wrong[1], [*choices, *options]) if wrong else ""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"error: {message}{hint}\n{self.prog} --help tells more\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Leave nothing unknown: what a command does not know is an error of that command, not of the program."""
+        self.given = sys.argv[1:] if args is None else args
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; each module of `numpy_minimind.commands` adds its own arguments."""
-    parser = argparse.ArgumentParser(
-        prog="numpy-minimind", description="MiniMind-3 in plain NumPy: train, write, evaluate, check the gradients."
+    parser = Parser(
+        prog="python -m numpy_minimind",
+        description="MiniMind-3 in plain NumPy: train, write, evaluate, check the gradients.",
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    version = f"numpy_minimind {nm.__version__} (NumPy {np.__version__}, Python {platform.python_version()})"
+    parser.add_argument("-V", "--version", action="version", version=version)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = command_module(name)
         sub = subparsers.add_parser(
@@ -48,7 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets its number instead
             stream.reconfigure(errors="backslashreplace")
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.exit(2, FIRST_SCREEN)
     module = command_module(args.command)
     try:
         result = module.run(args)
@@ -88,3 +147,7 @@ def show(module: Any, result: dict[str, Any], as_json: bool) -> None:
 def hush() -> None:
     """Send what is still printed nowhere, so that Python does not complain again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

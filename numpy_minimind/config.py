@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from numpy_minimind.messages import did_you_mean
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
     "toy": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -217,7 +219,9 @@ class MiniMindConfig:
         `tiny`, `toy` and `toy-moe` leave vocab_size at MiniMind's 6400; training sets it from the tokenizer.
         """
         if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+            raise ValueError(
+                f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}"
+            )
         return cls(**{**PRESETS[name], **_known(overrides)})
 
     def to_dict(self) -> dict[str, Any]:
@@ -322,7 +326,10 @@ def _known(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     names = [each.name for each in fields(MiniMindConfig)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
-        raise ValueError(f"unknown config field {', '.join(unknown)}: the fields are {', '.join(names)}")
+        raise ValueError(
+            f"unknown config field {', '.join(unknown)}: the fields are {', '.join(names)}"
+            + did_you_mean(unknown[0], names)
+        )
     return overrides
 
 

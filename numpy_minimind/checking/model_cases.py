@@ -14,6 +14,7 @@ import numpy as np
 from numpy_minimind.checking.cases import LAYER_CASES, YARN, Case, Rng, config
 from numpy_minimind.checking.points import Point, padding_mask, redraw_parameters, routed
 from numpy_minimind.checking.whole_model import MODEL_EFFORT, LossAsLayer, ModelAsLayer
+from numpy_minimind.messages import did_you_mean
 from numpy_minimind.model import MiniMindForCausalLM
 
 B, T, V = 3, 5, 23
@@ -111,5 +112,5 @@ def select(layer: str | None = None, full: bool = False) -> list[Case]:
     cases = [*LAYER_CASES, *(ALL_MODEL_CASES if full else MODEL_CASES)]
     known = list(dict.fromkeys(case.layer for case in cases))
     if layer is not None and layer not in known:
-        raise ValueError(f"unknown layer {layer!r}: choose one of {', '.join(known)}")
+        raise ValueError(f"unknown layer {layer!r}: choose one of {', '.join(known)}{did_you_mean(layer, known)}")
     return [case for case in cases if layer in (None, case.layer)]

@@ -1,4 +1,4 @@
-"""What a check found, as data: one `TensorRow` a tensor, one `GradReport` a layer, printed as a table."""
+"""What a check found, as data: a `TensorRow` a tensor, a `GradReport` a case, printed as a table, a line a layer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ CHOICES_MOVED = "CHOICES MOVED"
 MISSING = "MISSING"
 
 HEADER = f"{'tensor':<34} {'shape':<14} {'checked':>9} {'|analytic|':>10} {'|numeric|':>10} {'error':>8} relative"
+SUMMARY_HEADER = f"{'layer':<22} {'cases':>5} {'tensors':>8} {'elements':>9} {'worst':>8} {'seconds':>8}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class GradReport:
-    """Everything that one check of one layer found.
+    """Everything that one check found, of a layer at one point.
 
     Attributes
     ----------
@@ -114,6 +115,11 @@ class GradReport:
         return max(compared, key=lambda row: _nan_last(row.relative_error), default=None)
 
     @property
+    def complaints(self) -> list[str]:
+        """A sentence for each tensor that failed and for each fault of the layer as a whole."""
+        return [f"{row.verdict}: {row.fault}" for row in self.failed] + [f"FAULT: {fault}" for fault in self.faults]
+
+    @property
     def elements(self) -> int:
         """Number of elements compared one by one."""
         return sum(row.checked for row in self.rows)
@@ -138,8 +144,40 @@ class GradReport:
         yield HEADER
         yield from (str(row) for row in self.rows)
         yield from (f"  {name} must be zero: {reason}" for name, reason in self.expected_zero.items())
-        yield from (f"  {row.verdict}: {row.fault}" for row in self.failed)
-        yield from (f"  FAULT: {fault}" for fault in self.faults)
+        yield from (f"  {complaint}" for complaint in self.complaints)
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What the checks of one layer found together; `str` of it is a line under `SUMMARY_HEADER`."""
+
+    layer: str
+    reports: tuple[GradReport, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(report.ok for report in self.reports)
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error; a NaN counts as the largest."""
+        rows = [report.worst for report in self.reports if report.worst]
+        return max((row.relative_error for row in rows), key=_nan_last, default=0.0)
+
+    def faults(self, most: int = 3) -> list[str]:
+        """Say which tensors failed and why; of what is beyond `most`, how to see it."""
+        found = [f"  {report.name}: {complaint}" for report in self.reports for complaint in report.complaints]
+        more = f"  and {len(found) - most} more: gradcheck --layer {self.layer} shows them"
+        return found if len(found) <= most else [*found[:most], more]
+
+    def __str__(self) -> str:
+        tensors = sum(len(report.rows) for report in self.reports)
+        elements = sum(report.elements for report in self.reports)
+        return (
+            f"{self.layer:<22} {len(self.reports):>5} {tensors:>8,} {elements:>9,} {self.worst:>8.1e} "
+            f"{self.seconds:>8.1f} {'ok' if self.ok else 'FAILED'}"
+        )
 
 
 def shorten(name: str, width: int) -> str:

@@ -195,13 +195,15 @@ def test_gradcheck_of_one_layer(capsys):
     assert {row["name"] for row in result["checks"][0]["rows"]} == {"x", "weight"}
 
 
+RIGHT = RMSNorm.backward
+
+
+def no_cross_term(self, dy, saved):
+    RIGHT(self, dy, saved)
+    return saved.r * dy * self.weight.data
+
+
 def test_gradcheck_exits_with_1_when_a_gradient_is_wrong(capsys, monkeypatch):
-    right = RMSNorm.backward
-
-    def no_cross_term(self, dy, saved):
-        right(self, dy, saved)
-        return saved.r * dy * self.weight.data
-
     monkeypatch.setattr(RMSNorm, "backward", no_cross_term)
     result = as_json(capsys, "gradcheck", "--layer", "rmsnorm", code=1)
     assert result["failed"] > 0
@@ -210,9 +212,106 @@ def test_gradcheck_exits_with_1_when_a_gradient_is_wrong(capsys, monkeypatch):
     assert "FAILED" in out and "WRONG" in out
 
 
-def test_gradcheck_names_the_layers_it_knows(capsys):
-    assert main(["gradcheck", "--layer", "convolution"]) == 2
-    assert "swiglu" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("convolution", "unknown layer 'convolution': choose one of linear, "),
+        ("RMSNorm", "did you mean rmsnorm?"),
+        ("scaled-dot-product", "did you mean scaled_dot_product?"),
+        ("swiglu.py", "did you mean swiglu?"),
+        ("kv_cache", "kv_cache has no gradient to check: --mutants shows"),
+    ],
+)
+def test_gradcheck_of_a_layer_that_it_does_not_know(layer, message, capsys):
+    assert main(["gradcheck", "--layer", layer, "--brief"]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
+
+
+def summary_of(out):
+    """The lines below the header of the summary, up to the empty one."""
+    return out.partition("  seconds\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_a_line_a_layer_after_the_tables_and_with_brief_alone(capsys):
+    assert main(["gradcheck", "--layer", "rmsnorm"]) == 0
+    full = capsys.readouterr().out
+    assert main(["gradcheck", "--layer", "rmsnorm", "--brief"]) == 0
+    brief = capsys.readouterr().out
+    result = as_json(capsys, "gradcheck", "--layer", "rmsnorm", "--brief")
+    assert set(result) == {"checks", "worst", "cases", "tensors", "elements", "failed", "seconds"}
+    line = rf"rmsnorm +{result['cases']} +{result['tensors']} +{result['elements']} +{result['worst']:.1e} +\d+\.\d ok"
+    assert [bool(re.fullmatch(line, row)) for row in [*summary_of(full), *summary_of(brief)]] == [True, True]
+    assert full.index("rmsnorm/plain") < full.index("layer  ") and "rmsnorm/plain" not in brief
+    assert brief.startswith("layer  ") and brief.endswith("all gradients are right: every backward fits its forward\n")
+    assert max(map(len, summary_of(brief))) < 80
+
+
+def test_the_brief_form_shows_which_tensor_failed_and_why(capsys, monkeypatch):
+    monkeypatch.setattr(RMSNorm, "backward", no_cross_term)
+    assert main(["gradcheck", "--layer", "rmsnorm", "--brief"]) == 1
+    line, *why = summary_of(capsys.readouterr().out)
+    assert line.endswith(" FAILED")
+    assert re.match(r"  rmsnorm/plain: WRONG: x\[.*\]: analytic .*, numeric .*, h .*, seed .* elements are off", why[0])
+    assert len(why) == 4 and re.fullmatch(r"  and \d+ more: gradcheck --layer rmsnorm shows them", why[3])
+
+
+def nan(self, dy, saved):
+    return RIGHT(self, dy, saved) * np.nan
+
+
+def overwrites(self, dy, saved):
+    self.weight.grad[...] = 0
+    return RIGHT(self, dy, saved)
+
+
+def none(self, dy, saved):
+    RIGHT(self, dy, saved)
+
+
+def breaks(self, dy, saved):
+    return RIGHT(self, dy[:, 1:], saved)
+
+
+@pytest.mark.parametrize(
+    ("backward", "worst", "why"),
+    [
+        (nan, "nan", "WRONG: x["),
+        (overwrites, r"\d\.\de-\d\d", "FAULT: "),
+        (none, "inf", "MISSING: backward returned no gradient of x"),
+        (breaks, "0.0e\\+00", "FAULT: ValueError: "),
+    ],
+)
+def test_every_way_to_fail_is_a_failed_check(backward, worst, why, capsys, monkeypatch):
+    monkeypatch.setattr(RMSNorm, "backward", backward)
+    assert main(["gradcheck", "--layer", "rmsnorm", "--brief"]) == 1
+    out = capsys.readouterr().out
+    line, first, *_ = summary_of(out)
+    assert re.search(rf" {worst} +\d+\.\d FAILED$", line) and why in first
+    assert "\nFAILED: rmsnorm/plain, " in out
+    if backward is breaks:
+        assert re.search(r" \(\w+\.py, line \d+\)$", first)
+    assert as_json(capsys, "gradcheck", "--layer", "rmsnorm", code=1)["failed"] == 6
+
+
+def test_the_brief_form_of_the_kill_matrix(capsys):
+    assert main(["gradcheck", "--layer", "linear", "--mutants", "--brief"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\nlayer +mutants  killed  seconds\nlinear +3 +3 +\d+\.\d ok\n", out)
+    assert "3 of 3 mutants killed" in out and "linear-" not in out
+    assert main(["gradcheck", "--layer", "kv_cache", "--mutants", "--brief"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("\nlayer ") and "0 of 0" not in out
+
+
+def test_on_a_terminal_it_shows_what_is_being_checked(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert main(["gradcheck", "--layer", "embedding", "--brief"]) == 0
+    err = capsys.readouterr().err
+    assert "\rembedding/repeated-\r" in err and err.endswith(f"\r{' ' * 19}\r")
+    assert main(["gradcheck", "--layer", "embedding"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 # -- params ----------------------------------------------------------------------------------------------------------
@@ -273,9 +372,3 @@ def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trai
     assert message_of(OSError(28, "No space left on device")) == "No space left on device"
     assert message_of(FileNotFoundError("here: there is no such file")) == "here: there is no such file"
     assert message_of(MemoryError()) == "out of memory"
-
-
-def test_an_unknown_command_is_code_2(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["fly"])
-    assert exit_.value.code == 2
