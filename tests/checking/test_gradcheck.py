@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numpy_minimind.checking import Effort, check_layer
+from numpy_minimind.checking.report import SUMMARY_HEADER, GradReport, LayerSummary, TensorRow
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import RMSNorm, Softmax
 from tests.checking.toys import BehindZero, Gated, Scores, X, normal, verdicts
@@ -257,3 +258,19 @@ def test_too_many_gradients():
 
     report = check_layer(Wrong(), normal(4, 6), normal(4, 6, seed=8))
     assert report.faults == ("backward returned 3 gradients for 2 differentiable inputs (q, k)",)
+
+
+# -- the summary of a layer ------------------------------------------------------------------------------------
+
+
+def report_of(case, *errors):
+    return GradReport(case, "", 0, tuple(TensorRow("x", (2,), "ok", 2, relative_error=error) for error in errors))
+
+
+def test_a_summary_counts_and_names_the_worst():
+    summary = LayerSummary("toy", (report_of("toy/a", 1e-9, 3e-8), report_of("toy/b"), report_of("toy/c", 2e-9)), 1.26)
+    assert str(summary) == "toy                        3        3         6  3.0e-08      1.3 ok"
+    assert len(str(summary)) - len(" ok") == len(SUMMARY_HEADER)
+    with_nan = LayerSummary("toy", (report_of("toy/a", 1e-9), report_of("toy/b", np.nan), report_of("toy/c", 1e-7)), 0)
+    assert np.isnan(with_nan.worst)
+    assert LayerSummary("toy", (), 0).worst == 0

@@ -270,7 +270,7 @@ def none(self, dy, saved):
 
 
 def breaks(self, dy, saved):
-    return RIGHT(self, dy[:, 1:], saved)
+    return np.stack([])  # raises an error inside NumPy
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_every_way_to_fail_is_a_failed_check(backward, worst, why, capsys, monke
     assert re.search(rf" {worst} +\d+\.\d FAILED$", line) and why in first
     assert "\nFAILED: rmsnorm/plain, " in out
     if backward is breaks:
-        assert re.search(r" \(\w+\.py, line \d+\)$", first)
+        assert re.search(r" \(analytic\.py, line \d+\)$", first)
     assert as_json(capsys, "gradcheck", "--layer", "rmsnorm", code=1)["failed"] == 6
 
 
