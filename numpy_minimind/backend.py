@@ -120,8 +120,8 @@ def scatter_add(target: Any, index: Any, rows: Any) -> None:
     if xp is not np or index.size == 0:
         xp.add.at(target, index, rows)
         return
-    # Equal indices side by side, then one sum for each different index: faster than np.add.at on rows, whether few
-    # indices repeat often (a character vocabulary) or many seldom (MiniMind's 6,400).
+    # Equal indices side by side, then one sum for each different index: faster than np.add.at for wide rows (MiniMind's
+    # 768 numbers) and where indices repeat often (a character vocabulary); slower for narrow rows of many indices.
     order = np.argsort(index, kind="stable")
     index, rows = index[order], rows[order]
     cuts = np.flatnonzero(index[1:] != index[:-1]) + 1

@@ -43,7 +43,7 @@ class RMSNorm(Layer):
 
     Dtype
         Computed in float32 or better: squares of float16 overflow at 256. The gain multiplies before
-        the result is cast back to x's dtype.
+        the result is cast back to x's dtype, as in MiniMind (transformers' Qwen3 casts first).
 
     Source
         Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; ``RMSNorm`` in MiniMind and Qwen3.

@@ -20,7 +20,7 @@ def by_id(cases):
 def test_central_differences(case: Case):
     report = case.check(seed=0)
     assert report.ok, str(report)
-    assert report.worst is None or report.worst.relative_error < 1e-7, str(report)
+    assert report.worst is None or report.worst.relative_error < 1e-8, str(report)  # a tenth of ABSOLUTE
     vanishing = {row.name for row in report.rows if row.verdict == EXPECTED_ZERO}
     assert vanishing == set(report.expected_zero)
 

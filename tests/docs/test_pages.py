@@ -6,16 +6,24 @@ Conventions of a page:
 * a ```python block whose first line is ``# numpy_minimind/...py`` is quoted: each line after it, other than ``...``,
   stands in that file;
 * there is no third kind of ```python block: what neither runs nor is quoted would be wrong one day;
+* what the first column of a layer page's table quotes stands in the layer's file, ``...`` for any text;
+* a command line parses, and a flag or a name of code that is named in passing exists;
 * inline code that is an equation between numbers, such as `3/4 + 1 = 1.75`, is true to the digits shown.
 """
 
 import ast
+import contextlib
 import doctest
+import io
 import math
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from numpy_minimind.cli import COMMANDS, build_parser, main
+from numpy_minimind.commands.bench import WORKS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -42,6 +50,7 @@ WITH_LINKS = [*PAGES, ROOT / "README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 INLINE_MATH = re.compile(r"\$([^$\n]+)\$")
+FLAG = r"--[a-z][a-z-]+"
 NUMERIC = re.compile(r"(?:sqrt|exp|log|[-+*/(). \d])+=(?:[-+*/(). \d])+")
 
 
@@ -186,6 +195,44 @@ def test_forward_and_backward_are_quoted_from_the_pages_own_file(page):
         if isinstance(node, ast.FunctionDef) and node.name in {"forward", "backward"}:
             body = source.splitlines()[node.body[0].lineno - 1 : node.end_lineno]
             assert quoted & {line.strip() for line in body}, f"no line of {node.name} is quoted"
+
+
+@each(LAYER_PAGES)
+def test_the_lines_of_the_table_stand_in_the_pages_own_file(page):
+    source = (LAYERS / f"{page.stem}.py").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| line \|.*\n\|---.*\n((?:\|.*\n)+)", text_of(page), re.MULTILINE)
+    quoted = [code for table in tables for row in table.splitlines() for code in INLINE_CODE.findall(row.split("|")[1])]
+    assert [code for code in quoted if not re.search(re.escape(code).replace(r"\.\.\.", ".*"), source)] == []
+
+
+@each(WITH_LINKS)
+def test_commands_parse(page):
+    scripts = [match[2] for match in FENCE.finditer(text_of(page)) if match[1] == "bash"]
+    lines = re.findall(r"python -m numpy_minimind ([^|&;<>\n]*)", "\n".join(scripts).replace("\\\n", " "))
+    for line in lines:
+        build_parser().parse_args(shlex.split(line.rstrip(" '"), comments=True))  # exits for a flag that does not exist
+
+
+@pytest.fixture(scope="module")
+def known():
+    """All that a page may name in passing: flags of commands and demos, and the words of the code."""
+    texts = io.StringIO()
+    for command in (*COMMANDS, *(f"bench {work}" for work in WORKS)):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(texts):
+            main([*command.split(), "--help"])
+    for folder in ("numpy_minimind", "demos", "tests"):
+        texts.writelines(f"{path.stem} {text_of(path)}" for path in (ROOT / folder).rglob("*.py"))
+    return {*re.findall(r"\w+", texts.getvalue()), *re.findall(FLAG, texts.getvalue())}
+
+
+ELSEWHERE = {"--host", "OMPI_COMM_WORLD_LOCAL_RANK"}  # of MPI, which more-machines.md speaks of
+
+
+@each(WITH_LINKS)
+def test_names_and_flags_exist(page, known):
+    codes = INLINE_CODE.findall(FENCE.sub(blank, text_of(page)))
+    names = [name for code in codes for name in re.findall(rf"{FLAG}|\b[A-Za-z]+_\w+|\b[A-Z]\w*[a-z]\w+", code)]
+    assert sorted({*names} - known - ELSEWHERE) == []
 
 
 @each(LAYER_PAGES)

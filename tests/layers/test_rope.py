@@ -158,6 +158,18 @@ def test_the_two_spellings_clamp_the_ramp_differently():
     np.testing.assert_allclose(transformers / plain, [1, 1, 1, 1 - 0.25 * 15 / 16], rtol=1e-14)  # 0 0 0 1/4
 
 
+@pytest.mark.parametrize("head_dim", [4, 8, 96])
+@pytest.mark.parametrize("theta", [2.0, 10.0, 100.0, 1e4, 1e6])
+@pytest.mark.parametrize("original", [8, 64, 2048, 32768])
+def test_the_two_spellings_differ_only_where_the_last_pair_turns_more_than_once(head_dim, theta, original):
+    scaling = {**YARN, "original_max_position_embeddings": original}
+    plain, _ = rope_frequencies(head_dim, theta, None, 99999)
+    minimind, _ = rope_frequencies(head_dim, theta, scaling, 99999)
+    transformers, _ = rope_frequencies(head_dim, theta, {**scaling, "rope_type": "yarn"}, 99999)
+    turns = original * plain[-1] / (2 * np.pi)
+    assert turns > 1 or np.array_equal(minimind, transformers)
+
+
 @pytest.mark.parametrize(
     ("spelling", "given", "right"),
     [

@@ -34,10 +34,11 @@ from bridge import (
     unfused,
 )
 from parity_cases import CASES, PAIRWISE, Case, all_pairs, case_of, pairs_of
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from numpy_minimind import MiniMindConfig
 from numpy_minimind.checking.parity import by_kind, compare, worst
-from numpy_minimind.layers import Embedding
+from numpy_minimind.layers import Embedding, RMSNorm
 
 MEASURED: dict[str, Rows] = {}  # of the first cases, for the test of all of them together
 
@@ -86,6 +87,20 @@ def test_every_pair_of_choices(case: Case) -> None:
 
 def test_float32_on_every_pair_of_choices() -> None:
     check_float32([MEASURED.get(case.name) or measure(case) for case in CASES[:PAIRWISE]])
+
+
+def test_in_half_precision_qwen3_rounds_before_the_gain_and_this_package_after() -> None:
+    """As rmsnorm.md says: MiniMind multiplies in float32, transformers in the model's dtype, which rounds twice."""
+    rng, D = np.random.default_rng(0), 768
+    x, w = rng.normal(size=(1000, D)).astype(np.float16), rng.uniform(0.5, 2, D).astype(np.float16)
+    norm, theirs = RMSNorm(D, dtype=np.float16), Qwen3RMSNorm(D, eps=1e-6).half()
+    norm.weight.data[...], theirs.weight.data[:] = w, torch.from_numpy(w)
+    y, y_theirs = norm(x), theirs(torch.from_numpy(x)).detach().numpy()
+    wide = x.astype(np.float64)
+    minimind = w * (wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + 1e-6))
+    assert np.mean(y != minimind.astype(np.float16)) < 1e-4  # float32 inside: now and then a number on the edge
+    assert f"{np.mean(y != y_theirs):.0%}" == "26%"
+    assert np.abs(y.view(np.int16).astype(int) - y_theirs.view(np.int16)).max() == 1  # the last place
 
 
 @pytest.mark.slow
