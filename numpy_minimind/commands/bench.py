@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from numpy_minimind.commands.common import add_device, device_of, require_one_thread
+from numpy_minimind.commands.common import add_device, device_of, require_one_thread, status
 from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
 from numpy_minimind.measuring.clocks import Task, interleaved, spread
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     check_length(config, counts)
     with limit_blas(counts["threads"]):
         measured = MEASURES[args.work](config, **counts, device=device)
+    status("")
     about = {"device": device, "device_name": device_name(device), "machine": machine()}
     return {"work": args.work, "preset": args.preset, "set": args.set, **counts, **measured, **about}
 
@@ -169,7 +171,8 @@ def measure_decode(
     """Measure the writing of tokens."""
     peak = peak_of(device, decode, config, batch_size, prompt, tokens, threads)
     floor = DecodeFloor(config, batch_size, prompt, tokens, device)
-    seconds = interleaved({"work": Decode(config, batch_size, prompt, tokens, device), "floor": floor}, repeat)
+    work = Decode(config, batch_size, prompt, tokens, device)
+    seconds = interleaved({"work": work, "floor": floor}, repeat, partial(show_turn, repeat))
     times, floor_times = spread(seconds["work"]), spread(seconds["floor"])
     return {
         "tokens_per_s": batch_size * tokens / times["median"],
@@ -192,7 +195,7 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def against_floors(work: Task, floors: dict[str, Floor], repeat: int, tokens: int) -> dict[str, Any]:
     """Measure work and floors in turns; the floor is the better cut."""
-    seconds = interleaved({"work": work, **floors}, repeat)
+    seconds = interleaved({"work": work, **floors}, repeat, partial(show_turn, repeat))
     cuts = {name: spread(seconds[name]) for name in floors}
     best = min(cuts, key=lambda name: cuts[name]["median"])
     times = spread(seconds["work"])
@@ -209,7 +212,13 @@ def against_floors(work: Task, floors: dict[str, Floor], repeat: int, tokens: in
 
 def peak_of(device: str, make_work: Callable[..., Task], *arguments: Any) -> int:
     """Measure memory: in a process of its own or, on a GPU, in the pool that the arrays come from."""
+    status("the work alone, for its memory ...")
     return (peak_bytes if device == "cpu" else peak_device_bytes)(make_work, *arguments, device)
+
+
+def show_turn(repeat: int, turn: int) -> None:
+    """Say which turn has come; one that does not count comes first."""
+    status(f"work and floor in turns: {f'turn {turn} of {repeat}' if turn else 'warming up'} ...")
 
 
 # What measures memory calls, in another process: the work alone, without floors.

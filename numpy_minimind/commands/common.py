@@ -1,9 +1,10 @@
-"""What several commands need: the device flag, and a model with its tokenizer from a folder."""
+"""What several commands need: the device flag, a model with its tokenizer from a folder, a line of progress."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def require_one_thread(device: str, threads: int) -> None:
     """Refuse threads that would only wait for each other."""
     if device != "cpu" and threads > 1:
         raise ValueError(f"--threads {threads} with device {device}: one thread drives a GPU, so leave --threads out")
+
+
+def status(text: str) -> None:
+    """Show on a terminal's standard error what is going on, in place of what stood there; nothing wipes it away."""
+    if sys.stderr.isatty():
+        width = min(60, shutil.get_terminal_size().columns - 1)
+        print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
 
 
 def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Any]:

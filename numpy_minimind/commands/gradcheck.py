@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from numpy_minimind.checking.model_cases import select
 from numpy_minimind.checking.mutants import MUTANTS
 from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT
 from numpy_minimind.checking.report import HEADER, SUMMARY_HEADER, GradReport, LayerSummary
+from numpy_minimind.commands.common import status
 
 HELP = "check every hand-derived gradient"
 EXAMPLE = "gradcheck --layer attention"
@@ -144,10 +143,9 @@ def _say(args: argparse.Namespace, *lines: object) -> None:
 
 
 def _progress(args: argparse.Namespace, name: str) -> None:
-    """Where little is printed, show on a terminal what is being checked; an empty name wipes it away."""
-    if (args.brief or args.json) and sys.stderr.isatty():
-        width = min(60, shutil.get_terminal_size().columns - 1)
-        print(f"\r{name[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
+    """Where little is printed, show what is being checked."""
+    if args.brief or args.json:
+        status(name)
 
 
 def draw(folder: Path, reports: Sequence[GradReport], mutants: Sequence[matrix.Row], seed: int) -> list[Path]:

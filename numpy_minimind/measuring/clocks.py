@@ -16,18 +16,24 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def interleaved(tasks: Mapping[str, Task], repeat: int) -> dict[str, list[float]]:
+def interleaved(
+    tasks: Mapping[str, Task], repeat: int, on_turn: Callable[[int], None] = lambda turn: None
+) -> dict[str, list[float]]:
     """Run the tasks in turns, `repeat` times after one time that does not count.
+
+    Before each turn `on_turn` is told its number; the one that does not count has 0.
 
     Returns
     -------
     dict from name to seconds
         In the order in which they were measured.
     """
+    on_turn(0)
     for task in tasks.values():
         task()
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    for _ in range(repeat):
+    for turn in range(1, repeat + 1):
+        on_turn(turn)
         for name, task in tasks.items():
             seconds[name].append(task())
     return seconds

@@ -118,6 +118,15 @@ def test_a_person_can_read_it(work, capsys):
     assert ("element-wise" in out) == (work == "train") and ("GB/s" in out) == (work == "decode")
 
 
+def test_on_a_terminal_it_says_what_it_waits_for(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(bench, "peak_bytes", lambda *work: 1)
+    assert main(["bench", "decode", *TINY[:-1], "2", *WORKS["decode"]]) == 0
+    said = [line.strip() for line in capsys.readouterr().err.split("\r") if line]
+    turns = [f"work and floor in turns: {turn} ..." for turn in ("warming up", "turn 1 of 2", "turn 2 of 2")]
+    assert said == ["the work alone, for its memory ...", *turns, ""]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -14,7 +14,7 @@ CONFIG = nm.MiniMindConfig.preset("tiny", vocab_size=31, num_hidden_layers=2)
 
 
 def test_tasks_take_turns_and_the_first_turn_does_not_count():
-    order = []
+    order, turns = [], []
 
     def task(name):
         def work():
@@ -23,8 +23,8 @@ def test_tasks_take_turns_and_the_first_turn_does_not_count():
 
         return work
 
-    seconds = interleaved({"a": task("a"), "b": task("b")}, 3)
-    assert order == list("ab" * 4)
+    seconds = interleaved({"a": task("a"), "b": task("b")}, 3, turns.append)
+    assert order == list("ab" * 4) and turns == [0, 1, 2, 3]
     assert seconds == {"a": [3, 5, 7], "b": [4, 6, 8]}
 
 
