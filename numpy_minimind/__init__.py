@@ -1,5 +1,12 @@
 """numpy_minimind: MiniMind-3 in plain NumPy, a modern language model you can read forwards and backwards."""
 
+from numpy_minimind.messages import install_command
+
+try:
+    import numpy  # noqa: F401  (the one thing that everything here needs)
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(f"numpy_minimind needs NumPy: {install_command('train')}", name="numpy") from None
+
 from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
 from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.config import MiniMindConfig

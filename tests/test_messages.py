@@ -1,6 +1,8 @@
 """What error messages share: the nearest name, and the command that installs what is missing."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,3 +109,17 @@ def test_weights_say_it_before_a_file_is_made(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="checkpoints need safetensors"):
         nm.save_pretrained(model, tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_without_numpy_it_says_so_in_the_last_line(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')", "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "numpy_minimind"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    said = "ModuleNotFoundError: numpy_minimind needs NumPy: pip install -e '.[train]'"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == said
+    assert "The above exception" not in done.stderr and "During handling" not in done.stderr
