@@ -12,6 +12,7 @@ from numpy_minimind.checkpoint.foreign import missing
 from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
 from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
+from numpy_minimind.messages import did_you_mean
 
 HELP = "parameters, FLOPs and bytes of a model"
 EXAMPLE = "params minimind3 --batch 8 --tokens 512"
@@ -73,7 +74,8 @@ def config_of(name: str, fields: dict[str, Any]) -> MiniMindConfig:
         raise ValueError(f"there is no config.json beside {name}: put the model's there")
     if path.is_dir():
         raise missing(folder, CONFIG)
-    raise ValueError(f"{name!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a config.json")
+    near = did_you_mean(name, PRESETS)
+    raise ValueError(f"{name!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a config.json{near}")
 
 
 def render(result: dict[str, Any]) -> str:

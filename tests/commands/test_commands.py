@@ -334,6 +334,8 @@ def test_params_of_a_preset_with_another_field(capsys):
     ("flags", "message"),
     [
         (["tiny", "--set", "width=3"], "unknown config field width"),
+        (["tiny", "--set", "hiden_size=32"], "did you mean hidden_size?"),
+        (["minimind-3"], "did you mean minimind3?"),
         (["tiny", "--threads", "3"], "--threads 3 share 1 rows: each needs one"),
     ],
 )

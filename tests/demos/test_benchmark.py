@@ -95,3 +95,13 @@ def test_the_whole_demo_at_the_smallest_size(demo, tmp_path, capsys):
     lines = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))["lines"]
     assert [line["title"].split()[0] for line in lines] == ["train", "memory"]
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("absent", "extra"), [("threadpoolctl", "train"), ("torch", "parity")])
+def test_what_is_not_installed_is_named_with_its_extra(demo, absent, extra, capsys, monkeypatch):
+    benchmark = demo("benchmark")
+    monkeypatch.chdir(DEMOS.parent)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else "found")
+    with pytest.raises(SystemExit):
+        benchmark.arguments(["--against", "torch"])
+    assert f"{absent} is not installed: pip install -e '.[{extra}]'" in capsys.readouterr().err
