@@ -41,11 +41,11 @@ def choose(text: str) -> tuple[list[str], dict[str, str]]:
     from matplotlib.font_manager import fontManager
 
     _register()
-    files = _plainest(fontManager.ttflist)
+    paths = _plainest(fontManager.ttflist)
     families, lacking = [], set(text) - {"\n"}
-    for family in dict.fromkeys([LATIN, FAMILY, *CHINESE, *sorted(files)]):
+    for family in dict.fromkeys([LATIN, FAMILY, *CHINESE, *sorted(paths)]):
         ours = family in (LATIN, FAMILY)
-        found = _with_glyph(files[family], lacking, trusted=ours) if family in files else set()
+        found = _with_glyph(paths[family], lacking, trusted=ours) if family in paths else set()
         if found or ours:
             families.append(family)
         lacking -= found
@@ -55,21 +55,22 @@ def choose(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _plainest(entries: Iterable[Any]) -> dict[str, str]:
-    """Return the file of each family that is neither slanted nor bold, as matplotlib would choose it."""
+    """Return the file of each family that matplotlib would choose: not slanted, narrow or bold, else the first."""
     from matplotlib.font_manager import weight_dict
 
-    def fancy(entry: Any) -> tuple[bool, float]:
-        return entry.style != "normal", abs(float(weight_dict.get(entry.weight, entry.weight)) - weight_dict["normal"])
+    def fancy(entry: Any) -> tuple[int, float]:
+        weight = float(weight_dict.get(entry.weight, entry.weight))
+        return (entry.style != "normal") + (entry.stretch != "normal"), abs(weight - weight_dict["normal"])
 
-    return {entry.name: entry.fname for entry in sorted(entries, key=fancy, reverse=True)}  # the last one stays
+    return {entry.name: entry.fname for entry in sorted(entries, key=fancy)[::-1]}  # the last one stays
 
 
-def _with_glyph(file: str, characters: set[str], trusted: bool) -> set[str]:
+def _with_glyph(path: str, characters: set[str], trusted: bool) -> set[str]:
     """Return the characters that a font can draw: none if its file is gone or damaged."""
     from matplotlib.font_manager import get_font
 
     try:
-        font = get_font(file)
+        font = get_font(path)
         codes = font.get_charmap()
     except (OSError, RuntimeError):
         return set()

@@ -142,8 +142,10 @@ def other_fonts(monkeypatch):
     return set_fonts
 
 
-def entry(path, name, style="normal", weight=400):
-    return font_manager.FontEntry(str(path), name=name, style=style, variant="normal", weight=weight, size="scalable")
+def entry(path, name, style="normal", weight=400, stretch="normal"):
+    return font_manager.FontEntry(
+        str(path), name=name, style=style, variant="normal", weight=weight, stretch=stretch, size="scalable"
+    )
 
 
 def test_a_character_without_a_glyph_has_a_stand_in_and_one_that_cannot_be_seen_has_nothing(other_fonts):
@@ -198,8 +200,9 @@ def test_a_font_counts_only_for_what_it_would_really_show(tmp_path, other_fonts,
 
 
 def test_of_a_family_the_plain_file_is_asked():
-    slanted, bold, plain = entry("slanted", "X", "italic"), entry("bold", "X", weight="bold"), entry("plain", "X")
-    for entries in ([plain, bold, slanted], [slanted, bold, plain], [bold, plain, slanted]):
+    fancy = [entry("s", "X", "italic"), entry("b", "X", weight="bold"), entry("n", "X", stretch="condensed")]
+    plain, same = entry("plain", "X"), entry("the same again", "X")
+    for entries in ([plain, same, *fancy], [*fancy, plain, same], [*fancy[:2], plain, fancy[2], same]):
         assert fonts._plainest(entries) == {"X": "plain"}
 
 
