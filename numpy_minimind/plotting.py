@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from numpy_minimind.checkpoint.files import replacing
 
 INK, SOFT, TRAIN, HELD_OUT, ORACLE, FLOOR = "#1f2430", "#8b93a7", "#9db7d5", "#1f5fa8", "#c2571a", "#2f8f5b"
 # Fonts that have Chinese glyphs, where the machine has one of them.
@@ -29,6 +34,7 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
         Naming the extra to install, when matplotlib is absent.
     """
     try:
+        _import_matplotlib()
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -46,9 +52,28 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
     return fig, ax
 
 
+def _import_matplotlib() -> None:
+    """Import it though MPLBACKEND may name a backend that is not there, which it refuses: a file needs none.
+
+    Whoever draws to a screen in this process still gets the backend of the variable, if it is one.
+    """
+    if "matplotlib" in sys.modules:
+        return
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
+
+
 def save(fig: Any, path: str | Path) -> Path:
-    """Write the figure as PNG."""
-    fig.savefig(path, format="png", facecolor="white")
+    """Write the figure as PNG, whole or not at all."""
+    with replacing(path) as temporary:
+        fig.savefig(temporary, format="png", facecolor="white")
     return Path(path)
 
 

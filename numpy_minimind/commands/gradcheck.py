@@ -16,6 +16,7 @@ from numpy_minimind.checking.model_cases import select
 from numpy_minimind.checking.mutants import MUTANTS
 from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT
 from numpy_minimind.checking.report import HEADER, GradReport
+from numpy_minimind.commands.progress import attempt
 
 HELP = "check every hand-derived gradient"
 EXAMPLE = "gradcheck --layer attention"
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.seed < 0:
         raise ValueError(f"--seed must not be negative, got {args.seed}")
     began = time.perf_counter()
+    if args.picture:
+        Path(args.picture).mkdir(parents=True, exist_ok=True)  # says now, not after the checks, that it cannot be
     reports = _reports(args)
     rows = [row for report in reports for row in report.rows]
     worst = max((report.worst.relative_error for report in reports if report.worst), default=0.0)
@@ -55,7 +58,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         result["survivors"] = matrix.survivors(mutants)
         result["wrongly_noticed"] = wrongly
     if args.picture:
-        result["pictures"] = [str(path) for path in draw(Path(args.picture), reports, mutants, args.seed)]
+        paths = result["pictures"] = []
+        for why in attempt("pictures", lambda: draw(paths, Path(args.picture), reports, mutants, args.seed)):
+            print(why, file=sys.stderr)
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -92,21 +97,22 @@ def _show(args: argparse.Namespace, text: str, name: str) -> None:
         print(f"\r{name:<60}", end="", file=sys.stderr, flush=True)
 
 
-def draw(folder: Path, reports: Sequence[GradReport], mutants: Sequence[matrix.Row], seed: int) -> list[Path]:
-    """Write the pictures; return their paths."""
+def draw(
+    paths: list[str], folder: Path, reports: Sequence[GradReport], mutants: Sequence[matrix.Row], seed: int
+) -> None:
+    """Write the pictures; put the path of each into `paths` when it is there."""
     from numpy_minimind import plotting
 
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [plotting.step_sizes(folder / "gradcheck-step-size.png", **step_size_curves(seed=seed))]
+    paths.append(str(plotting.step_sizes(folder / "gradcheck-step-size.png", **step_size_curves(seed=seed))))
     if reports:
-        paths.append(plotting.error_heat_map(folder / "gradcheck-errors.png", error_table(reports), list(KINDS)))
+        path = folder / "gradcheck-errors.png"
+        paths.append(str(plotting.error_heat_map(path, error_table(reports), list(KINDS))))
     if mutants:
         cells = {row.name: {column: o.killed for column, o in row.outcomes.items()} for row in mutants}
         groups = {row.name: row.layer for row in mutants}
         alike = [row.name for row in mutants if row.form == CONSISTENT]
         path = folder / "kill-matrix.png"
-        paths.append(plotting.kill_matrix(path, cells, groups, alike, matrix.STRONG, matrix.WEAK))
-    return paths
+        paths.append(str(plotting.kill_matrix(path, cells, groups, alike, matrix.STRONG, matrix.WEAK)))
 
 
 def _table(report: GradReport) -> list[str]:
