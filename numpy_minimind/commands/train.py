@@ -20,18 +20,13 @@ import numpy as np
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
+from numpy_minimind.commands.places import beside
 from numpy_minimind.commands.progress import Progress, attempt, say, warn
 from numpy_minimind.commands.together import together
+from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_profile import profile
-from numpy_minimind.commands.train_settings import (
-    CORPUS_DEFAULTS,
-    DEFAULTS,
-    INIT_FROM_DEFAULTS,
-    build,
-    fingerprint_of,
-    fresh_settings,
-    resumed_settings,
-)
+from numpy_minimind.commands.train_resume import fingerprint_of, resumed_settings
+from numpy_minimind.commands.train_settings import build, fresh_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.generation.generate import generate
 from numpy_minimind.threads import one_blas_thread
@@ -113,10 +108,10 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     if args.stop_after is not None and args.stop_after < 1:
         raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
     arrays, stored = folder.load() if args.resume else ({}, {})
-    settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args, ranks)
+    settings = resumed_settings(args, stored, folder) if args.resume else fresh_settings(args, ranks)
     keep_freed_memory()
     with one_blas_thread():
-        corpus, trainer = build(settings, ranks, stored, folder.model) if args.resume else build(settings, ranks)
+        corpus, trainer = build(settings, ranks, stored, folder) if args.resume else build(settings, ranks)
         ranks.require_same("text", corpus.fingerprint)
         ranks.require_same("tokenizer", fingerprint_of(corpus.tokenizer))
         if args.resume:
@@ -289,6 +284,7 @@ class _Run:
             )
         extra = {
             "settings": self.settings,
+            "beside": beside(self.settings, self.folder.path),
             "environment": _environment(self.ranks),
             "fingerprint": self.corpus.fingerprint,
             "tokenizer": fingerprint_of(self.corpus.tokenizer),

@@ -55,7 +55,7 @@ class JsonLines:
         By reason, the first few.
     n_bad : int
     fingerprint : str
-        SHA-256 of what was read, as a rule the whole file.
+        SHA-256 of what was read, as a rule the whole file, with LF at the end of each line.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class JsonLines:
         offsets, digest, place = array("q"), hashlib.sha256(), 0
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
-                digest.update(line)
+                digest.update(line[:-2] + b"\n" if line.endswith(b"\r\n") else line)  # either is the same text
                 begin, place = place, place + len(line)
                 if number == 1 and line.startswith(BOM):
                     begin, line = begin + len(BOM), line[len(BOM) :]
