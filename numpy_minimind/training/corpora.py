@@ -10,6 +10,7 @@ they are not known.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,9 @@ from numpy_minimind.training.conversations import (
     contents,
     conversation_row,
 )
-from numpy_minimind.training.jsonl import JsonLines, parse, type_name
+from numpy_minimind.training.convert import first_record, how_to_convert, is_record, shape
+from numpy_minimind.training.file_kinds import refuse_binary, refuse_folder
+from numpy_minimind.training.jsonl import JsonLines, type_name
 
 BLOCK = 4096  # characters; every tenth block is held out
 HELD_OUT_LINES = 500  # of a JSONL file, at most
@@ -344,13 +347,15 @@ def read_text(path: str | Path) -> str:
     FileNotFoundError, IsADirectoryError, PermissionError
         When it cannot be read.
     ValueError
-        For a byte that is not UTF-8 (with its line and offset), and for an empty file.
+        For a byte that is not UTF-8 (with its line and offset), for a file of another kind, and for an empty one.
     """
     if not Path(path).expanduser().exists():
         raise file_not_found(
             "there is no such file (a corpus is toy, pydoc, a text FILE, pretrain:JSONL or sft:JSONL)", path
         )
+    refuse_folder(path, "a text file")
     data = Path(path).expanduser().read_bytes()
+    refuse_binary(path, data[:4096])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -388,19 +393,45 @@ def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
             raise ValueError(f"JSONL needs a tokenizer (single characters will not do): {WHICH_TOKENIZER}")
         return JsonLinesCorpus(name, tokenizer)
     text = read_text(name)
-    _refuse_jsonl(name, text)
-    return TextCorpus(name, text, tokenizer)
+    note = _look_for_records(name, text)
+    corpus = TextCorpus(name, text, tokenizer)
+    corpus.notes = (*note, *corpus.notes)
+    return corpus
 
 
-def _refuse_jsonl(name: str, text: str) -> None:
-    """Refuse to take JSONL as running text: whoever forgot the prefix would train on brackets and quotation marks."""
+def _look_for_records(name: str, text: str) -> tuple[str, ...]:
+    """Refuse records as running text: whoever forgot the prefix would train on brackets and quotation marks.
+
+    Returns a warning for a text that may be meant so: JSON of another kind, and a table.
+    """
+    begin = text.lstrip()
+    if begin[:1] not in ("{", "["):
+        if name.endswith(".jsonl"):
+            raise ValueError(_forgotten_prefix(name, {}))
+        table = Path(name).suffix.lower() in (".csv", ".tsv")
+        return (f"{Path(name).name} is read as running text, separators and all",) if table else ()
     try:
-        fields = parse(text.lstrip().partition("\n")[0].encode("utf-8")).keys()
-    except ValueError:
-        fields = {}.keys()
-    if name.endswith(".jsonl") or {"text", "conversations"} & fields:
-        kind, other = ("sft", "pretrain") if "conversations" in fields else ("pretrain", "sft")
-        raise ValueError(f"{name} looks like JSONL: did you mean --corpus {kind}:{name} (or {other}:...)?")
+        value, end = json.JSONDecoder().raw_decode(begin)
+    except (ValueError, RecursionError):
+        value, end = None, 0
+    first = first_record(value)
+    if name.endswith(".jsonl") or is_record(first):
+        wrong = shape(begin.partition("\n")[0].encode("utf-8", "surrogatepass"))
+        if wrong:
+            prefix = f"{_kind_of(first)}:"
+            raise ValueError(f"{name} {wrong}: it is no running text. {how_to_convert(name, prefix)}")
+        raise ValueError(_forgotten_prefix(name, first))
+    is_json = isinstance(value, dict | list) and begin[end:].lstrip()[:1] in ("", "{", "[", ",")
+    return (f"{Path(name).name} is JSON, and is read as running text, brackets and all",) if is_json else ()
+
+
+def _kind_of(record: dict[str, Any]) -> str:
+    return "sft" if "text" not in record and is_record(record) else "pretrain"
+
+
+def _forgotten_prefix(name: str, record: dict[str, Any]) -> str:
+    kind, other = sorted(KINDS, key=lambda kind: kind != _kind_of(record))
+    return f"{name} looks like JSONL: did you mean --corpus {kind}:{name} (or {other}:...)?"
 
 
 def is_jsonl(name: str) -> bool:

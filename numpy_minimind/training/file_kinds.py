@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -13,18 +15,17 @@ UNLASTING = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-TO_UTF8 = "convert it to UTF-8 first, such as with  iconv -f {} -t UTF-8 FILE > NEW"
 UNPACK = "unpack it first"
 EXPORT = (
     "write its records as JSONL first, such as with  python -c "
     "\"import pandas; pandas.{}('FILE').to_json('NEW.jsonl', orient='records', lines=True, force_ascii=False)\""
 )
-# The first bytes of what is met in the place of a text, what it is, and what to do.
+# The first bytes of what is met in the place of a text, what it is, and what to do; of a text its encoding.
 MAGIC = (
-    (b"\xff\xfe\x00\x00", "a text in UTF-32", TO_UTF8.format("UTF-32")),
-    (b"\x00\x00\xfe\xff", "a text in UTF-32", TO_UTF8.format("UTF-32")),
-    (b"\xff\xfe", "a text in UTF-16", TO_UTF8.format("UTF-16")),
-    (b"\xfe\xff", "a text in UTF-16", TO_UTF8.format("UTF-16")),
+    (b"\xff\xfe\x00\x00", "a text in UTF-32", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "a text in UTF-32", "UTF-32"),
+    (b"\xff\xfe", "a text in UTF-16", "UTF-16"),
+    (b"\xfe\xff", "a text in UTF-16", "UTF-16"),
     (b"\x1f\x8b", "compressed by gzip", UNPACK),
     (b"BZh91AY&SY", "compressed by bzip2", UNPACK),
     (b"\xfd7zXZ\x00", "compressed by xz", UNPACK),
@@ -102,8 +103,17 @@ def refuse_binary(path: PathLike, head: bytes) -> None:
     what, help_ = next(((what, help_) for magic, what, help_ in MAGIC if head.startswith(magic)), ("", ""))
     if not what and head.count(0) > len(head) // 100:  # a stray one may stand in a text
         what, help_ = _with_zeros(head)
+    if help_.startswith("UTF-"):
+        help_ = f"convert it first:\n  {_to_utf8(Path(path).expanduser(), help_)}"
     if what:
         raise ValueError(f"{path} is not UTF-8 text: it is {what}" + (f"; {help_}" if help_ else ""))
+
+
+def _to_utf8(path: Path, encoding: str) -> str:
+    """Return the command that writes a text anew, in UTF-8."""
+    new, old = (json.dumps(str(p), ensure_ascii=False) for p in (path.with_suffix(f".utf-8{path.suffix}"), path))
+    code = f'open({new}, "w", encoding="utf-8").write(open({old}, encoding="{encoding}").read())'
+    return f"python -c {shlex.quote(code)}"
 
 
 def _with_zeros(head: bytes) -> tuple[str, str]:
@@ -111,5 +121,5 @@ def _with_zeros(head: bytes) -> tuple[str, str]:
     even, odd = head[::2].count(0), head[1::2].count(0)
     for zeros, others, encoding in ((odd, even, "UTF-16LE"), (even, odd, "UTF-16BE")):
         if zeros > len(head) // 8 and not others:
-            return "a text in UTF-16 without a byte-order mark", TO_UTF8.format(encoding)
+            return "a text in UTF-16 without a byte-order mark", encoding
     return "a binary file (it has many zero bytes)", ""

@@ -252,9 +252,9 @@ def test_help_shows_an_example(command, capsys):
     assert f"python -m numpy_minimind {command} " in capsys.readouterr().out
 
 
-def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trained, tmp_path, capsys):
-    assert main(["eval", str(trained), "--corpus", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trained, capsys):
+    assert main(["gradcheck", "--layer", "linear", "--picture", str(trained / "loss.png")]) == 2
+    assert capsys.readouterr().err == f"error: {trained / 'loss.png'}: File exists\n"
     assert message_of(OSError(28, "No space left on device")) == "No space left on device"
     assert message_of(FileNotFoundError("here: there is no such file")) == "here: there is no such file"
     assert message_of(MemoryError()) == "out of memory"
