@@ -114,13 +114,16 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         corpus, trainer = build(settings, ranks, stored, folder) if args.resume else build(settings, ranks)
         ranks.require_same("text", corpus.fingerprint)
         ranks.require_same("tokenizer", fingerprint_of(corpus.tokenizer))
+        left_out = corpus.left_out(settings["seq_len"])
         if args.resume:
             _warn_of_changes({"processes": "1", **stored["environment"]}, _environment(ranks))
             trainer.load_state_dict(arrays, stored["trainer"])
             arrays.clear()
+        else:
+            left_out.require_known()
         ranks.share(trainer)
         kind = _Run if ranks.rank == 0 else _Helper
-        sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0))
+        sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0), left_out.notes)
         with StopRequest(sitting.announce_stop) as stop:
             if not args.resume:
                 ranks.first(lambda: folder.create(args.overwrite))
@@ -158,9 +161,11 @@ class _Run:
         trainer: Trainer,
         ranks: Ranks,
         seconds: float,
+        notes: tuple[str, ...],
     ) -> None:
         self.folder, self.settings, self.corpus, self.trainer, self.ranks = folder, settings, corpus, trainer, ranks
         self.seconds = seconds  # of earlier sittings
+        self.notes = notes  # what of the corpus does not reach the model
         self.began = time.perf_counter()
         self.held_out = corpus.held_out(settings["batch_size"], settings["seq_len"])
         self.val_loss: float | None = None
@@ -229,7 +234,7 @@ class _Run:
             f"{model.config.vocab_size}; corpus {short_name(corpus.name)}; "
             + (f"steps {first + 1} to {steps}" if first < steps else f"all {steps} steps are done already")
         )
-        for note in corpus.notes:
+        for note in (*corpus.notes, *self.notes):
             warn(note)
         if not self.held_out:
             warn("the corpus is too short to hold anything out, so there will be no val_loss")

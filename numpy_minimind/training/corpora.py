@@ -2,15 +2,16 @@
 
 A corpus gives random batches for training (`stream`, `draw`) and a fixed set of batches of held-out text (`held_out`).
 Every kind has a `name`, a `tokenizer`, a `fingerprint` of the training text, which a resumed run must see again,
-`begins_with_bos` (whether its rows do), `notes` for the user's eyes, and in nats a token the `entropy_floor` (no model
-can do better on average) and the `oracle_loss` (what a perfect model gets on exactly the held-out text): None where
-they are not known.
+`begins_with_bos` (whether its rows do), `notes` for the user's eyes, `left_out` (what does not reach the model), and in
+nats a token the `entropy_floor` (no model can do better on average) and the `oracle_loss` (what a perfect model gets on
+exactly the held-out text): None where they are not known.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +44,11 @@ from numpy_minimind.training.conversations import (
 from numpy_minimind.training.convert import first_record, how_to_convert, is_record, shape
 from numpy_minimind.training.file_kinds import refuse_binary, refuse_folder
 from numpy_minimind.training.jsonl import JsonLines, type_name
+from numpy_minimind.training.left_out import Cut, LeftOut, Unknown
 
 BLOCK = 4096  # characters; every tenth block is held out
 HELD_OUT_LINES = 500  # of a JSONL file, at most
+LOOKED_AT, LOOKED_AT_CHARACTERS = 1000, 500_000  # of a JSONL file, to say what is left out
 HELD_OUT_SENTENCES = 5120
 HELD_OUT_SEED = 2**20  # far from any seed that somebody would train with
 
@@ -86,6 +89,10 @@ class ToyCorpus:
         """Return 5,120 sentences from a generator of their own."""
         rows = self._rows(self.sentences, sentences_a_row(seq_len))
         return in_batches(rows, batch_size, self.tokenizer.pad_token_id)
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: nothing, since a row ends with a sentence."""
+        return LeftOut()
 
     def _rows(self, sentences: Sequence[str], a_row: int) -> list[np.ndarray]:
         end = np.array([self.tokenizer.eos_token_id])
@@ -159,6 +166,20 @@ class TextCorpus:
         """Return the whole text, as one piece."""
         ids = self.tokenizer.encode_array(self.text)
         return in_batches(cover([ids], seq_len), batch_size, self.tokenizer.pad_token_id or 0)
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: unknown characters, and pieces too short for a window, if they count.
+
+        Such a piece is, as a rule, the last block of the text alone.
+        """
+        unknown = Unknown(self.tokenizer, [self.text])
+        short = sum(len(part) for part in self.train if len(part) <= seq_len)
+        pieces = (
+            f"{short:,} of {len(self.ids):,} tokens lie in pieces of the training text that are shorter than a window "
+            f"of --seq-len {seq_len}, and are left out. To keep them, give a smaller one"
+        )
+        notes = (str(unknown), pieces if short > len(self.ids) // 100 else "")
+        return LeftOut(tuple(filter(None, notes)), unknown.share)
 
     def _starts(self, seq_len: int) -> np.ndarray:
         if getattr(self, "_cached_seq_len", None) != seq_len:
@@ -241,13 +262,30 @@ class JsonLinesCorpus:
                 f"a row needs room for a token and its two marks: seq_len must be at least 3, got {seq_len}"
             )
         numbers = list(numbers)
-        rows = []
-        for i, record in zip(numbers, self.lines.read(numbers)):
-            try:
-                rows.append(self.kind.row(record, self.tokenizer, seq_len))
-            except (ValueError, TypeError) as error:  # a template may trip over anything
-                raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
-        return rows
+        return [self._row(i, record, seq_len) for i, record in zip(numbers, self.lines.read(numbers))]
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: unknown characters, and what is to be learned beyond a row's end.
+
+        Of a large file a thousand lines or half a million characters are looked at, drawn at random.
+        """
+        unknown, cut = Unknown(self.tokenizer), Cut()
+        for i in np.random.default_rng(0).permutation(len(self.lines))[:LOOKED_AT].tolist():
+            (record,) = self.lines.read([i])
+            learned = self._row(i, record, sys.maxsize).labels != IGNORE
+            cut.add(len(learned) > seq_len, int(learned[1:].sum()), int(learned[seq_len:].sum()))
+            for text in self.kind.texts(record):
+                unknown.add(text)
+            if unknown.characters > LOOKED_AT_CHARACTERS:
+                break
+        notes = (str(unknown), cut.note(len(self.lines), seq_len, self.kind.tokens, self.kind.advice))
+        return LeftOut(tuple(filter(None, notes)), unknown.share)
+
+    def _row(self, i: int, record: dict[str, Any], seq_len: int) -> Row:
+        try:
+            return self.kind.row(record, self.tokenizer, seq_len)
+        except (ValueError, TypeError) as error:  # a template may trip over anything
+            raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
 
     def _batches(self, numbers: np.ndarray, batch_size: int, seq_len: int) -> Iterator[Batch]:
         for i in range(0, len(numbers), batch_size):
@@ -270,6 +308,8 @@ class Kind(NamedTuple):
     row: Callable[[dict[str, Any], Any, int], Row]
     texts: Callable[[dict[str, Any]], Iterable[str]]
     seq_len: int  # ids of a row, as MiniMind has it
+    tokens: str  # what is learned of a line, in words
+    advice: str  # how to keep what is cut
 
 
 def check_text(record: dict[str, Any]) -> None:
@@ -294,8 +334,24 @@ def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
 
 
 KINDS = {
-    "pretrain": Kind(check_text, check_ends, text_row, lambda record: (record["text"],), 340),
-    "sft": Kind(check_conversation, check_tokenizer, conversation_row, contents, 768),
+    "pretrain": Kind(
+        check_text,
+        check_ends,
+        text_row,
+        lambda record: (record["text"],),
+        340,
+        "tokens",
+        "split long lines, give a larger --seq-len, or train on the texts as running text: a plain FILE",
+    ),
+    "sft": Kind(
+        check_conversation,
+        check_tokenizer,
+        conversation_row,
+        contents,
+        768,
+        "tokens of answers",
+        "give a larger --seq-len, or split long conversations",
+    ),
 }
 
 Corpus = ToyCorpus | TextCorpus | JsonLinesCorpus
