@@ -13,6 +13,7 @@ from numpy_minimind.backend import to_device
 from numpy_minimind.checkpoint.files import CheckpointError, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
 from numpy_minimind.checkpoint.tokenizer import TOKENIZER, load_tokenizer
+from numpy_minimind.commands.nearby import holds_model, suggesting
 from numpy_minimind.commands.progress import warn
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.left_out import Unknown
@@ -54,7 +55,8 @@ def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[Mi
     The tokenizer stands beside the weights; where there is none, it is the one at the path `tokenizer`, if given.
     """
     folder = model_folder(path, CONFIG)
-    model = from_pretrained(folder)
+    with suggesting(path, holds_model):
+        model = from_pretrained(folder)
     folder = folder.parent if folder.is_file() else folder
     if tokenizer is not None and not (folder / TOKENIZER).exists():
         folder = Path(tokenizer)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy_minimind.checkpoint.files import file_not_found
 from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.commands.common import warn_of_unknown
+from numpy_minimind.commands.nearby import holds_tokenizer, suggesting
 from numpy_minimind.training.batches import IGNORE, Row
 from numpy_minimind.training.conversations import BEGIN
 from numpy_minimind.training.corpora import KINDS, is_jsonl
@@ -50,13 +51,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Make the rows as training does."""
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
-    kind, path = kind_of(args.file)
+    with suggesting(args.file.partition(":")[2] if is_jsonl(args.file) else args.file, Path.is_file):
+        kind, path = kind_of(args.file)
     seq_len = KINDS[kind].seq_len if args.seq_len is None else args.seq_len
     if seq_len < 3:
         raise ValueError(f"--seq-len must be at least 3, got {seq_len}")
     if args.tokenizer in ("char", "bpe") or args.tokenizer.startswith("bpe:"):
         raise ValueError(f"--tokenizer {args.tokenizer}: none is made here; give the FOLDER of a tokenizer or of a run")
-    tokenizer = load_tokenizer(args.tokenizer)
+    with suggesting(args.tokenizer, holds_tokenizer):
+        tokenizer = load_tokenizer(args.tokenizer)
     KINDS[kind].check_tokenizer(tokenizer)
     lines = JsonLines(path, KINDS[kind].check, limit=args.limit)
     if lines.n_bad:

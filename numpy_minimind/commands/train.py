@@ -20,6 +20,8 @@ import numpy as np
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
+from numpy_minimind.commands.nearby import suggesting
+from numpy_minimind.commands.next_steps import next_steps
 from numpy_minimind.commands.places import beside
 from numpy_minimind.commands.progress import Progress, attempt, say, warn
 from numpy_minimind.commands.together import together
@@ -107,7 +109,8 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         raise ValueError("--resume continues a run and --overwrite deletes it: give one of them")
     if args.stop_after is not None and args.stop_after < 1:
         raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
-    arrays, stored = folder.load() if args.resume else ({}, {})
+    with suggesting(folder.path, lambda place: RunFolder(place).resume.is_file()):
+        arrays, stored = folder.load() if args.resume else ({}, {})
     settings = resumed_settings(args, stored, folder) if args.resume else fresh_settings(args, ranks)
     keep_freed_memory()
     with one_blas_thread():
@@ -327,7 +330,11 @@ class _Run:
         report += dict.fromkeys(pictures)  # one reason is said once
         if stop.signal is None and trainer.t == self.settings["steps"]:
             report += attempt("sample", self.samples)
-        return [*report, f"{seconds:.0f} s in all; everything is in {self.folder.path}"]
+        report.append(f"{seconds:.0f} s in all; everything is in {self.folder.path}")
+        if trainer.t == self.settings["steps"]:
+            where, seq_len, held_out = self.folder.path, self.settings["seq_len"], bool(self.held_out)
+            report += attempt("next steps", lambda: next_steps(where, self.corpus, seq_len, held_out))
+        return report
 
     def last_look(self) -> list[str]:
         """Measure the held-out loss, unless that was done after this very step."""

@@ -12,13 +12,14 @@ import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer, load_tokenizer
 from numpy_minimind.commands.common import device_of, load_model, require_one_thread
+from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
 from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_resume import find_corpus, fingerprint_of
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.corpora import Corpus, load_corpus
+from numpy_minimind.training.corpora import Corpus
 from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.parallel import worthwhile_threads
 from numpy_minimind.training.run_folder import RunFolder
@@ -81,13 +82,13 @@ def build(
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     elif initial:
         model, tokenizer = _initial_model(settings)
-        corpus = load_corpus(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
+        corpus = corpus_of(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
         if fingerprint_of(corpus.tokenizer) != fingerprint_of(tokenizer):
             raise ValueError(
                 f"{initial} does not know the characters of the toy language: it was trained on another text"
             )
     else:
-        corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
+        corpus = corpus_of(settings["corpus"], _tokenizer(settings["tokenizer"]))
         config = _config(settings, corpus.tokenizer)
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     if isinstance(corpus.tokenizer, PretrainedTokenizer):  # one of characters says it in a field of its own
@@ -184,7 +185,8 @@ def _tokenizer(name: str) -> Any:
     if name == "char":
         return None
     if name != "bpe" and not name.startswith("bpe:"):
-        return load_tokenizer(name)
+        with suggesting(name, holds_tokenizer):
+            return load_tokenizer(name)
     size = name.removeprefix("bpe:")
     if not size.isdecimal():
         raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")

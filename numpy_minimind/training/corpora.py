@@ -448,10 +448,16 @@ def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
         if tokenizer is None:
             raise ValueError(f"JSONL needs a tokenizer (single characters will not do): {WHICH_TOKENIZER}")
         return JsonLinesCorpus(name, tokenizer)
-    text = read_text(name)
-    note = _look_for_records(name, text)
-    corpus = TextCorpus(name, text, tokenizer)
-    corpus.notes = (*note, *corpus.notes)
+    try:
+        text = read_text(name)
+        notes = _look_for_records(name, text)
+        corpus = TextCorpus(name, text, tokenizer)
+    except MemoryError:
+        raise MemoryError(
+            f"{name} is too large to be running text, which is held in memory: write it as JSONL, a text a line, and "
+            "give pretrain:FILE, which is read line by line"
+        ) from None
+    corpus.notes = notes
     return corpus
 
 

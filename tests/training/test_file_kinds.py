@@ -78,3 +78,13 @@ def test_what_is_no_text_is_named_by_its_first_bytes(data, what, tmp_path):
 def test_a_text_that_begins_alike_is_a_text(text, tmp_path):
     (tmp_path / "t.txt").write_text(text, encoding="utf-8")
     assert read_text(tmp_path / "t.txt") == text
+
+
+def test_a_text_larger_than_memory_says_what_is_read_line_by_line(tmp_path, monkeypatch):
+    def too_large(text):
+        raise MemoryError
+
+    (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr("numpy_minimind.training.corpora.split_text", too_large)
+    with pytest.raises(MemoryError, match=r"t\.txt is too large to be running text.*give pretrain:FILE"):
+        load_corpus(str(tmp_path / "t.txt"))
