@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from numpy_minimind.commands.progress import silence
 from numpy_minimind.training.trainer import TrainingDiverged
 
 COMMANDS = ("train", "generate", "chat", "eval", "gradcheck", "params", "bench", "show-labels")
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `... | head`: whoever read us has seen enough
-        silence(sys.stdout)
+        hush()
         return 0
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
@@ -84,3 +83,8 @@ def show(module: Any, result: dict[str, Any], as_json: bool) -> None:
     text = json.dumps(result, ensure_ascii=not utf8, allow_nan=False) if as_json else module.render(result)
     if text:
         print(text, flush=True)
+
+
+def hush() -> None:
+    """Send what is still printed nowhere, so that Python does not complain again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,25 +15,15 @@ from numpy_minimind.training.trainer import StepReport
 def say(text: str, file: TextIO | None = None) -> None:
     """Print a line at once. When nobody reads any more (`train ... | head`, a closed terminal), go on in silence."""
     stream = file or sys.stdout
-    try:
-        if stream is not None:  # Python's way to say that it was started with it closed
+    if stream is not None:  # Python's way to say that it was started with it closed
+        with contextlib.suppress(OSError, ValueError):
             print(text, file=stream, flush=True)
-    except (OSError, ValueError):
-        silence(stream)
 
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
     if sys.stderr is not None:
         say(f"warning: {text}", sys.stderr)
-
-
-def silence(stream: TextIO) -> None:
-    """Send what is still printed there nowhere: what waits in its buffer would be an error again when Python ends."""
-    with contextlib.suppress(OSError, ValueError):  # a stream that is no file, or closed
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
 
 
 def attempt(part: str, work: Callable[[], Iterable[str] | None]) -> list[str]:

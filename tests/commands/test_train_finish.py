@@ -199,3 +199,18 @@ def test_the_demo_without_its_pictures_ends_well(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no pictures: cannot write" in done.stdout and "--prompt" in done.stdout
     assert (tmp_path / "demo" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_in_mid_training_ends_nothing(tmp_path, toy_text):
+    pty = pytest.importorskip("pty")
+    pytest.importorskip("tqdm")
+    ours, theirs = pty.openpty()
+    flags = ["train", "--corpus", toy_text, *SMALL, "--steps", 200, "--out", tmp_path / "run"]
+    command = [sys.executable, "-m", "numpy_minimind", *map(str, flags)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    os.read(ours, 10)  # it has begun
+    os.close(ours)
+    assert process.wait(timeout=120) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["steps"] == 200
