@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind import fonts
+from numpy_minimind.checkpoint.files import replacing
 from numpy_minimind.messages import needs_extra
 
 INK, SOFT, TRAIN, HELD_OUT, ORACLE, FLOOR = "#1f2430", "#8b93a7", "#9db7d5", "#1f5fa8", "#c2571a", "#2f8f5b"
@@ -26,6 +30,7 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
         Naming the extra to install, when matplotlib is absent.
     """
     with needs_extra("train", "pictures need matplotlib"):
+        _import_matplotlib()
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     fig = Figure(figsize=(width, height), dpi=150, layout="constrained")
@@ -39,10 +44,32 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
     return fig, ax
 
 
+def _import_matplotlib() -> None:
+    """Import it though MPLBACKEND may name a backend that is not there, which it refuses: a file needs none.
+
+    Whoever draws to a screen in this process still gets the backend of the variable, if it is one.
+    """
+    if "matplotlib" in sys.modules:
+        return
+    backend = os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = backend
+
+
 def save(fig: Any, path: str | Path) -> Path:
-    """Write the figure as PNG. Every text gets fonts that have its characters; which of them none has, a line says."""
+    """Write the figure as PNG, whole or not at all.
+
+    Every text gets fonts that have its characters; which of them none has, a line says.
+    """
     _choose_fonts(fig)
-    fig.savefig(path, format="png", facecolor="white")
+    with replacing(path) as temporary:
+        fig.savefig(temporary, format="png", facecolor="white")
     return Path(path)
 
 

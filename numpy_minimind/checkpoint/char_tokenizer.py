@@ -82,6 +82,11 @@ class CharTokenizer:
         codes = _code_points(text)
         return self._ids[np.minimum(codes, len(self._ids) - 1)]
 
+    def unknown(self, text: str) -> str:
+        """Return the characters of `text` that it does not know, each as often as it stands there."""
+        codes = _code_points(text)
+        return "".join(map(chr, codes[self.encode_array(text) == self.unk_token_id].tolist()))
+
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
         """Return the characters of `ids`; special tokens (unknown among them) are left out, or spelled.
 

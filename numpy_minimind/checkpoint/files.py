@@ -134,10 +134,15 @@ def replacing_folder(path: PathLike, replaced: Callable[[str], bool] = lambda na
             remove(temporary)  # after the swap this is the older folder
 
 
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write `data`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def write_text(path: PathLike, text: str) -> None:
     """Write `text` as UTF-8 with Unix line ends, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: PathLike, value: Any) -> None:

@@ -107,6 +107,40 @@ class PretrainedTokenizer:
         """Return the same as an array of int32."""
         return np.array(self.encode(text), np.int32)
 
+    def unknown(self, text: str) -> str:
+        """Return the characters of `text` that it cannot spell, each as often as it stands there.
+
+        They are read as the token for unknown text or, where the vocabulary has none, not at all. A byte-level
+        tokenizer can spell everything. The token itself, standing in the text, is known.
+        """
+        if self._spells_everything:
+            return ""
+        self.encode(text)  # says what is no text
+        if self._model_unknown is None:
+            plain = "".join(self._special.split(text)[::2])
+            dropped = {character for character in set(plain) if not character.isspace() and self._drops(character)}
+            return "".join(character for character in plain if character in dropped)
+        encoding, own = self._tokenizer.encode(text, add_special_tokens=False), self._model_unknown
+        spans = [text[begin:end] for i, (begin, end) in zip(encoding.ids, encoding.offsets) if i == own]
+        return "".join(span for span in spans if span.strip() != self._tokenizer.id_to_token(own))
+
+    def _drops(self, character: str) -> bool:
+        ids = self.encode(character)
+        return not ids or (self.byte_level and self.decode(ids, skip_special_tokens=False) != character)
+
+    @functools.cached_property
+    def _model_unknown(self) -> int | None:
+        """The id for unknown text by which the vocabulary is used; tokenizer_config.json may name one that is not."""
+        model = self.tokenizer_json.get("model") or {}
+        token = model.get("unk_token")
+        return model.get("unk_id") if token is None else self._tokenizer.token_to_id(token)
+
+    @functools.cached_property
+    def _spells_everything(self) -> bool:
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        fallback = (self.tokenizer_json.get("model") or {}).get("byte_fallback") and "<0xFF>" in vocabulary
+        return bool(fallback) or (self.byte_level and BYTES.keys() <= vocabulary.keys())
+
     def token_bytes(self, i: int, skip_special_tokens: bool = True) -> bytes:
         """Return what one id adds to a text: bytes, since a character may be cut; for `byte_level` tokenizers only."""
         token = self._tokenizer.id_to_token(i)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from numpy_minimind.chat import END_THINK, THINK, Answer, Conversation
-from numpy_minimind.commands.common import add_device, device_of, load_model
+from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 
 HELP = "talk with a chat model"
@@ -55,12 +55,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     if args.think and not conversation.can_think:
         say("warning: the model's chat template knows no thinking; --think changes nothing")
+    warn_of_unknown(tokenizer, args.system or "")
     terminal = sys.stdin.isatty()
     if terminal:
         dim, plain = (DIM, PLAIN) if in_colour(sys.stderr) else ("", "")
         size = f"{model.num_parameters():,} parameters"
         say(f"{dim}model {args.model}, {size}; Ctrl-C stops an answer, Ctrl-D ends{plain}")
-    return {"failed": talk(conversation, typed() if terminal else lines()), "terminal": terminal}
+    messages = with_warnings(tokenizer, typed() if terminal else lines())
+    return {"failed": talk(conversation, messages), "terminal": terminal}
 
 
 def exit_code(result: dict[str, Any]) -> int:
@@ -142,6 +144,14 @@ def lines() -> Iterator[str | ValueError]:
             yield ValueError(f"line {number} of the input is not UTF-8: byte 0x{byte:02X} at offset {error.start}")
         else:
             yield text.rstrip("\r\n")
+
+
+def with_warnings(tokenizer: Any, messages: Iterator[str | ValueError]) -> Iterator[str | ValueError]:
+    """Give the messages on, and say of each what the tokenizer does not know."""
+    for message in messages:
+        if isinstance(message, str):
+            warn_of_unknown(tokenizer, message)
+        yield message
 
 
 # -- output ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,11 @@ import numpy as np
 from numpy_minimind.backend import to_device
 from numpy_minimind.checkpoint.files import CheckpointError, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
-from numpy_minimind.checkpoint.tokenizer import TOKENIZER, CharTokenizer, load_tokenizer
+from numpy_minimind.checkpoint.tokenizer import TOKENIZER, load_tokenizer
+from numpy_minimind.commands.nearby import holds_model, suggesting
+from numpy_minimind.commands.progress import warn
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.training.left_out import Unknown
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,8 @@ def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[Mi
     The tokenizer stands beside the weights; where there is none, it is the one at the path `tokenizer`, if given.
     """
     folder = model_folder(path, CONFIG)
-    model = from_pretrained(folder)
+    with suggesting(path, holds_model):
+        model = from_pretrained(folder)
     folder = folder.parent if folder.is_file() else folder
     if tokenizer is not None and not (folder / TOKENIZER).exists():
         folder = Path(tokenizer)
@@ -75,9 +79,8 @@ def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[Mi
     return model, loaded
 
 
-def warn_of_unknown(tokenizer: Any, ids: Any) -> None:
-    """Say on standard error how many characters a character tokenizer did not know: they were read as id 0."""
-    unknown = sum(int((np.asarray(part) == tokenizer.unk_token_id).sum()) for part in ids)
-    if unknown and isinstance(tokenizer, CharTokenizer):
-        characters = "1 character is" if unknown == 1 else f"{unknown:,} characters are"
-        print(f"warning: {characters} unknown to the model's tokenizer", file=sys.stderr)
+def warn_of_unknown(tokenizer: Any, text: str) -> None:
+    """Say on standard error which characters of a text the tokenizer does not know."""
+    unknown = str(Unknown(tokenizer, [text]))
+    if unknown:
+        warn(unknown)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer
-from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
+from numpy_minimind.commands.common import add_device, device_of, load_model
+from numpy_minimind.commands.nearby import corpus_of
+from numpy_minimind.commands.progress import warn
 from numpy_minimind.training.batches import IGNORE, Batch
-from numpy_minimind.training.corpora import KINDS, ToyCorpus, is_jsonl, load_corpus
+from numpy_minimind.training.corpora import KINDS, ToyCorpus, is_jsonl
 from numpy_minimind.training.toy_language import ALPHABET
 from numpy_minimind.training.trainer import evaluate
 
@@ -42,11 +43,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.batch_size < 1 or seq_len < 1:
         raise ValueError(f"--batch-size and --seq-len must be at least 1, got {args.batch_size} and {seq_len}")
     model, tokenizer = load_model(args.model, device_of(args))
-    corpus = load_corpus(args.corpus, None if args.corpus == "toy" else tokenizer)
+    corpus = corpus_of(args.corpus, None if args.corpus == "toy" else tokenizer)
     if args.corpus == "toy" and list(tokenizer.encode(ALPHABET)) != list(corpus.tokenizer.encode(ALPHABET)):
         raise ValueError("the model does not know the characters of the toy language: it was trained on something else")
-    for note in corpus.notes:
-        print(f"warning: {note}", file=sys.stderr)
+    for note in (*corpus.notes, *corpus.left_out(seq_len).notes):
+        warn(note)
     split = args.split or ("heldout" if args.corpus in ("toy", "pydoc") else "all")
     if split == "heldout":
         batches: Iterable[Batch] = corpus.held_out(args.batch_size, seq_len)
@@ -58,7 +59,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     loss, tokens = evaluate(model, predicted.watch(batches))
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}: the model's weights are not usable")
-    warn_of_unknown(tokenizer, predicted.unknown)
     characters = predicted.characters()
     return {
         "loss": loss,
@@ -79,7 +79,6 @@ class Predicted:
         self.tokenizer, self.row_by_row = tokenizer, row_by_row
         self.ids: list[int] = []
         self.counted = 0
-        self.unknown: list[np.ndarray] = []
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches."""
@@ -93,7 +92,6 @@ class Predicted:
         if isinstance(self.tokenizer, CharTokenizer):
             # An end mark or an unknown character decodes to nothing and still is one character of the text.
             self.counted += len(ids)
-            self.unknown.append(ids[ids == self.tokenizer.unk_token_id])
         elif self.row_by_row:
             self.counted += len(self.tokenizer.decode(ids))
         else:

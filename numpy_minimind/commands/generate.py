@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     sampling = sampling_of(args)
     model, tokenizer = load_model(args.model, device_of(args))
     ids = prompt_ids(tokenizer, args.prompt, args.bos)
-    warn_of_unknown(tokenizer, [ids])
+    warn_of_unknown(tokenizer, args.prompt)
     stream = Stream(tokenizer, args.prompt, silent=args.json)
     began = time.perf_counter()
     output = generate(

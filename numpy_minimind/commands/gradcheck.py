@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from numpy_minimind.checking.mutants import MUTANTS
 from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT
 from numpy_minimind.checking.report import HEADER, SUMMARY_HEADER, GradReport, LayerSummary
 from numpy_minimind.commands.common import status
+from numpy_minimind.commands.progress import attempt
 
 HELP = "check every hand-derived gradient"
 EXAMPLE = "gradcheck --layer attention"
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.seed < 0:
         raise ValueError(f"--seed must not be negative, got {args.seed}")
     began = time.perf_counter()
+    if args.picture:
+        Path(args.picture).mkdir(parents=True, exist_ok=True)  # says now, not after the checks, that it cannot be
     reports = [report for summary in _summaries(args) for report in summary.reports]
     rows = [row for report in reports for row in report.rows]
     worst = max((report.worst.relative_error for report in reports if report.worst), default=0.0)
@@ -65,7 +69,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         result["wrongly_noticed"] = wrongly
     _progress(args, "")
     if args.picture:
-        result["pictures"] = [str(path) for path in draw(Path(args.picture), reports, mutants, args.seed)]
+        paths = result["pictures"] = []
+        for why in attempt("pictures", lambda: draw(paths, Path(args.picture), reports, mutants, args.seed)):
+            print(why, file=sys.stderr)
     return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -148,21 +154,22 @@ def _progress(args: argparse.Namespace, name: str) -> None:
         status(name)
 
 
-def draw(folder: Path, reports: Sequence[GradReport], mutants: Sequence[matrix.Row], seed: int) -> list[Path]:
-    """Write the pictures; return their paths."""
+def draw(
+    paths: list[str], folder: Path, reports: Sequence[GradReport], mutants: Sequence[matrix.Row], seed: int
+) -> None:
+    """Write the pictures; put the path of each into `paths` when it is there."""
     from numpy_minimind import plotting
 
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [plotting.step_sizes(folder / "gradcheck-step-size.png", **step_size_curves(seed=seed))]
+    paths.append(str(plotting.step_sizes(folder / "gradcheck-step-size.png", **step_size_curves(seed=seed))))
     if reports:
-        paths.append(plotting.error_heat_map(folder / "gradcheck-errors.png", error_table(reports), list(KINDS)))
+        path = folder / "gradcheck-errors.png"
+        paths.append(str(plotting.error_heat_map(path, error_table(reports), list(KINDS))))
     if mutants:
         cells = {row.name: {column: o.killed for column, o in row.outcomes.items()} for row in mutants}
         groups = {row.name: row.layer for row in mutants}
         alike = [row.name for row in mutants if row.form == CONSISTENT]
         path = folder / "kill-matrix.png"
-        paths.append(plotting.kill_matrix(path, cells, groups, alike, matrix.STRONG, matrix.WEAK))
-    return paths
+        paths.append(str(plotting.kill_matrix(path, cells, groups, alike, matrix.STRONG, matrix.WEAK)))
 
 
 def _table(report: GradReport) -> list[str]:

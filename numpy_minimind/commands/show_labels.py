@@ -19,6 +19,8 @@ import numpy as np
 
 from numpy_minimind.checkpoint.files import file_not_found
 from numpy_minimind.checkpoint.tokenizer import load_tokenizer
+from numpy_minimind.commands.common import warn_of_unknown
+from numpy_minimind.commands.nearby import holds_tokenizer, suggesting
 from numpy_minimind.training.batches import IGNORE, Row
 from numpy_minimind.training.conversations import BEGIN
 from numpy_minimind.training.corpora import KINDS, is_jsonl
@@ -49,24 +51,31 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Make the rows as training does."""
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
-    kind, path = kind_of(args.file)
+    with suggesting(args.file.partition(":")[2] if is_jsonl(args.file) else args.file, Path.is_file):
+        kind, path = kind_of(args.file)
     seq_len = KINDS[kind].seq_len if args.seq_len is None else args.seq_len
     if seq_len < 3:
         raise ValueError(f"--seq-len must be at least 3, got {seq_len}")
     if args.tokenizer in ("char", "bpe") or args.tokenizer.startswith("bpe:"):
         raise ValueError(f"--tokenizer {args.tokenizer}: none is made here; give the FOLDER of a tokenizer or of a run")
-    tokenizer = load_tokenizer(args.tokenizer)
+    with suggesting(args.tokenizer, holds_tokenizer):
+        tokenizer = load_tokenizer(args.tokenizer)
     KINDS[kind].check_tokenizer(tokenizer)
     lines = JsonLines(path, KINDS[kind].check, limit=args.limit)
     if lines.n_bad:
         print(f"warning: {path} has {lines.complaint()}", file=sys.stderr)
-    rows = [KINDS[kind].row(record, tokenizer, seq_len) for record in lines.read(range(len(lines)))]
+    records = lines.read(range(len(lines)))
+    warn_of_unknown(tokenizer, "".join(text for record in records for text in KINDS[kind].texts(record)))
+    rows = [KINDS[kind].row(record, tokenizer, seq_len) for record in records]
+    whole = [KINDS[kind].row(record, tokenizer, sys.maxsize).labels for record in records]
     shown = [
         {
             "line": lines.line_number(i),
             "ids": row.ids.tolist(),
             "tokens": spelled(row.ids, tokenizer),
             "labels": row.labels.tolist(),
+            "uncut": len(whole[i]),
+            "dropped": int((whole[i][seq_len:] != IGNORE).sum()),
             "parts": parts(row, tokenizer),
         }
         for i, row in enumerate(rows)
@@ -181,13 +190,15 @@ def render(result: dict[str, Any]) -> str:
 def _row_lines(result: dict[str, Any], row: dict[str, Any], colour: bool) -> Iterator[str]:
     labels = row["labels"]
     n, learned = len(labels), sum(label != IGNORE for label in labels[1:])
-    cut = f", cut at {n}" if n == result["seq_len"] else ""
+    cut = f" of {row['uncut']:,}, cut by --seq-len" if row["uncut"] > result["seq_len"] else ""
     yield _paint(
         f"{Path(result['file']).name}, line {row['line']}: {n} tokens{cut}, {learned} of them learned "
         f"({learned / n:.0%})",
         BOLD,
         colour,
     )
+    if row["dropped"]:
+        yield f"{row['dropped']:,} that were to be learned are left out: a larger --seq-len keeps them"
     yield ""
     yield from _text_lines(row, colour)
     yield ""

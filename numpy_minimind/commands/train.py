@@ -11,7 +11,6 @@ import contextlib
 import os
 import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,15 @@ import numpy as np
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import add_device
-from numpy_minimind.commands.progress import Progress, say
+from numpy_minimind.commands.nearby import suggesting
+from numpy_minimind.commands.next_steps import next_steps
+from numpy_minimind.commands.places import beside
+from numpy_minimind.commands.progress import Progress, attempt, say, warn
 from numpy_minimind.commands.together import together
+from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_profile import profile
-from numpy_minimind.commands.train_settings import (
-    CORPUS_DEFAULTS,
-    DEFAULTS,
-    INIT_FROM_DEFAULTS,
-    build,
-    fingerprint_of,
-    fresh_settings,
-    resumed_settings,
-)
+from numpy_minimind.commands.train_resume import fingerprint_of, resumed_settings
+from numpy_minimind.commands.train_settings import build, fresh_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.generation.generate import generate
 from numpy_minimind.threads import one_blas_thread
@@ -101,7 +97,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with together() as ranks:
         if args.out is None:
             raise ValueError("--out DIR is missing: the folder of the run")
-        return _run(args, ranks)
+        result = _run(args, ranks)
+    for line in result.pop("report"):  # here, where a terminal that was closed is no error
+        say(line)
+    return result
 
 
 def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
@@ -110,20 +109,24 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
         raise ValueError("--resume continues a run and --overwrite deletes it: give one of them")
     if args.stop_after is not None and args.stop_after < 1:
         raise ValueError(f"--stop-after must be at least 1, got {args.stop_after}")
-    arrays, stored = folder.load() if args.resume else ({}, {})
-    settings = resumed_settings(args, stored["settings"]) if args.resume else fresh_settings(args, ranks)
+    with suggesting(folder.path, lambda place: RunFolder(place).resume.is_file()):
+        arrays, stored = folder.load() if args.resume else ({}, {})
+    settings = resumed_settings(args, stored, folder) if args.resume else fresh_settings(args, ranks)
     keep_freed_memory()
     with one_blas_thread():
-        corpus, trainer = build(settings, ranks, stored, folder.model) if args.resume else build(settings, ranks)
+        corpus, trainer = build(settings, ranks, stored, folder) if args.resume else build(settings, ranks)
         ranks.require_same("text", corpus.fingerprint)
         ranks.require_same("tokenizer", fingerprint_of(corpus.tokenizer))
+        left_out = corpus.left_out(settings["seq_len"])
         if args.resume:
             _warn_of_changes({"processes": "1", **stored["environment"]}, _environment(ranks))
             trainer.load_state_dict(arrays, stored["trainer"])
             arrays.clear()
+        else:
+            left_out.require_known()
         ranks.share(trainer)
         kind = _Run if ranks.rank == 0 else _Helper
-        sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0))
+        sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0), left_out.notes)
         with StopRequest(sitting.announce_stop) as stop:
             if not args.resume:
                 ranks.first(lambda: folder.create(args.overwrite))
@@ -131,8 +134,8 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """Say where everything is."""
-    return "\n".join(result["report"])
+    """Return the table of --profile; of a training all has been said."""
+    return "\n".join(result.get("report", []))
 
 
 def exit_code(result: dict[str, Any]) -> int:
@@ -147,10 +150,7 @@ def _environment(ranks: Ranks) -> dict[str, Any]:
 def _warn_of_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
     for name, value in then.items():
         if now.get(name) != value:
-            say(
-                f"warning: {name} was {value} and is {now.get(name)}: the result may differ in the last bits",
-                sys.stderr,
-            )
+            warn(f"{name} was {value} and is {now.get(name)}: the result may differ in the last bits")
 
 
 class _Run:
@@ -164,14 +164,17 @@ class _Run:
         trainer: Trainer,
         ranks: Ranks,
         seconds: float,
+        notes: tuple[str, ...],
     ) -> None:
         self.folder, self.settings, self.corpus, self.trainer, self.ranks = folder, settings, corpus, trainer, ranks
         self.seconds = seconds  # of earlier sittings
+        self.notes = notes  # what of the corpus does not reach the model
         self.began = time.perf_counter()
         self.held_out = corpus.held_out(settings["batch_size"], settings["seq_len"])
         self.val_loss: float | None = None
         self.step = trainer.t  # under way, or the last one
         self.saved = trainer.t  # step of the last checkpoint
+        self.finishing = False
 
     def go(self, stop_after: int | None, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or to `stop_after`, or to a signal.
@@ -185,15 +188,23 @@ class _Run:
         try:
             with Progress(first, last) as progress:
                 self.save()
-                self.ranks.first(
-                    lambda: self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
-                )
+                self.ranks.first(lambda: self.clear(first))
                 self.loop(last, stop, progress)
         except TrainingDiverged as error:
             where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
             raise TrainingDiverged(f"{error}; {where}") from None
-        report = self.finish(self.ranks.agree(stop.signal))
+        self.finishing = True
+        report = self.finish(self.ranks.agree(stop.signal), stop)
         return {"signal": self.ranks.agree(stop.signal), "report": report}
+
+    def clear(self, first: int) -> None:
+        """Leave of an earlier sitting what is true of step `first`."""
+        damaged = self.folder.trim(lambda line: line["step"] <= first and self.is_planned(line["step"]))
+        if damaged:
+            lines = "1 line was" if damaged == 1 else f"{damaged:,} lines were"
+            warn(f"{lines} no logged step in {self.folder.metrics} and left out; metrics.damaged is the file as it was")
+        if first < self.settings["steps"]:
+            self.folder.drop_reports()
 
     def loop(self, last: int, stop: StopRequest, progress: Progress) -> None:
         """Train; log and save on the way and, wherever it stops, at the end."""
@@ -213,6 +224,7 @@ class _Run:
     def announce_stop(self) -> None:
         """Say, in a signal handler, that the signal was heard: a step may take long."""
         what = f"finishing step {self.step}, then saving" if self.step else "saving"
+        what = "saved; finishing the report" if self.finishing else what
         with contextlib.suppress(OSError):
             os.write(2, f"\n{what}; Ctrl-C again stops at once\n".encode())
 
@@ -225,10 +237,10 @@ class _Run:
             f"{model.config.vocab_size}; corpus {short_name(corpus.name)}; "
             + (f"steps {first + 1} to {steps}" if first < steps else f"all {steps} steps are done already")
         )
-        for note in corpus.notes:
-            say(f"warning: {note}", sys.stderr)
+        for note in (*corpus.notes, *self.notes):
+            warn(note)
         if not self.held_out:
-            say("warning: the corpus is too short to hold anything out, so there will be no val_loss", sys.stderr)
+            warn("the corpus is too short to hold anything out, so there will be no val_loss")
 
     def model_name(self) -> str:
         """Return what the model is called: its preset, or where it comes from."""
@@ -280,6 +292,7 @@ class _Run:
             )
         extra = {
             "settings": self.settings,
+            "beside": beside(self.settings, self.folder.path),
             "environment": _environment(self.ranks),
             "fingerprint": self.corpus.fingerprint,
             "tokenizer": fingerprint_of(self.corpus.tokenizer),
@@ -292,12 +305,51 @@ class _Run:
         """Seconds of training, earlier sittings included."""
         return self.seconds + time.perf_counter() - self.began
 
-    def finish(self, signal: int | None) -> list[str]:
-        """Write summary and picture; return what to tell the user."""
-        trainer, corpus = self.trainer, self.corpus
-        if self.held_out and (self.val_loss is None or not self.is_evaluated(trainer.t)):
-            self.val_loss = self.look(trainer.t)
+    def finish(self, why: int | None, stop: StopRequest) -> list[str]:
+        """Write summary and pictures; return what to tell the user: `why` is the signal that ended the loop.
+
+        All is saved by now: a part that fails is named and costs nothing else.
+        """
+        trainer = self.trainer
+        report = []
+        if trainer.t < self.settings["steps"]:
+            stopped = "stopped" if why is None else f"stopped by {SIGNALS.get(why, why)}"
+            command = f"python -m numpy_minimind train --resume --out {shlex.quote(str(self.folder.path))}"
+            report.append(f"{stopped} after step {trainer.t} of {self.settings['steps']}; go on with\n  {command}")
+        report += attempt("held-out loss", self.last_look)
+        if trainer.skipped_steps:
+            report.append(f"{trainer.skipped_steps} steps skipped: their gradient was not finite")
+        unlabelled = getattr(self.corpus, "unlabelled", 0)
+        if unlabelled:
+            report.append(
+                f"{unlabelled:,} rows had nothing to learn within --seq-len {self.settings['seq_len']} tokens"
+            )
         seconds = self.elapsed()
+        report += attempt("summary", lambda: self.summarise(seconds))
+        pictures = [*attempt("pictures", self.draw_loss), *attempt("pictures", self.draw_attention)]
+        report += dict.fromkeys(pictures)  # one reason is said once
+        if stop.signal is None and trainer.t == self.settings["steps"]:
+            report += attempt("sample", self.samples)
+        report.append(f"{seconds:.0f} s in all; everything is in {self.folder.path}")
+        if trainer.t == self.settings["steps"]:
+            where, seq_len, held_out = self.folder.path, self.settings["seq_len"], bool(self.held_out)
+            report += attempt("next steps", lambda: next_steps(where, self.corpus, seq_len, held_out))
+        return report
+
+    def last_look(self) -> list[str]:
+        """Measure the held-out loss, unless that was done after this very step."""
+        if self.held_out and (self.val_loss is None or not self.is_evaluated(self.trainer.t)):
+            self.val_loss = None  # of an earlier step
+            self.val_loss = self.look(self.trainer.t)
+        if self.val_loss is None:
+            return []
+        oracle = self.corpus.oracle_loss
+        against = "" if oracle is None else f" ({self.val_loss / oracle:.3f} times the oracle's {oracle:.4f})"
+        return [f"held-out loss {self.val_loss:.4f} nats a token{against}"]
+
+    def summarise(self, seconds: float) -> None:
+        """Write summary.json."""
+        trainer, corpus = self.trainer, self.corpus
         self.folder.write_summary(
             {
                 "params": trainer.model.num_parameters(),
@@ -311,36 +363,11 @@ class _Run:
                 "skipped_steps": trainer.skipped_steps,
             }
         )
-        report = []
-        if trainer.t < self.settings["steps"]:
-            why = "stopped" if signal is None else f"stopped by {SIGNALS.get(signal, signal)}"
-            command = f"python -m numpy_minimind train --resume --out {shlex.quote(str(self.folder.path))}"
-            report.append(f"{why} after step {trainer.t} of {self.settings['steps']}; go on with\n  {command}")
-        if self.val_loss is not None:
-            oracle = corpus.oracle_loss
-            against = "" if oracle is None else f" ({self.val_loss / oracle:.3f} times the oracle's {oracle:.4f})"
-            report.append(f"held-out loss {self.val_loss:.4f} nats a token{against}")
-        if trainer.skipped_steps:
-            report.append(f"{trainer.skipped_steps} steps skipped: their gradient was not finite")
-        unlabelled = getattr(corpus, "unlabelled", 0)
-        if unlabelled:
-            report.append(
-                f"{unlabelled:,} rows had nothing to learn within --seq-len {self.settings['seq_len']} tokens"
-            )
-        report += self.draw_pictures()
-        if signal is None and trainer.t == self.settings["steps"]:
-            report += self.samples()
-        return [*report, f"{seconds:.0f} s in all; everything is in {self.folder.path}"]
 
-    def draw_pictures(self) -> list[str]:
-        """Draw the loss curve and, for the toy language, the head that copies.
-
-        A missing plot library is no reason to lose a run.
-        """
-        corpus, model, metrics = self.corpus, self.trainer.model, self.folder.read_metrics()
-        if not metrics:
-            return []
-        try:
+    def draw_loss(self) -> None:
+        """Draw the loss curve."""
+        corpus, metrics = self.corpus, self.folder.read_metrics()
+        if metrics:
             plotting.loss_curve(
                 self.folder.loss_picture,
                 metrics,
@@ -348,14 +375,14 @@ class _Run:
                 entropy_floor=corpus.entropy_floor,
                 oracle_loss=corpus.oracle_loss,
             )
-            if corpus.name == "toy":
-                sentence = toy_report.a_quoting_sentence(np.random.default_rng(0))
-                head = toy_report.copying_head(model, corpus.tokenizer, sentence)
-                title = f"Layer {head.layer}, head {head.head}: {head.share:.0%} of its attention is on what to repeat"
-                plotting.attention_map(self.folder.attention_picture, head.weights, head.tokens, title=title)
-        except ImportError as error:
-            return [f"no pictures: {error}"]
-        return []
+
+    def draw_attention(self) -> None:
+        """Draw, for the toy language, the head that copies."""
+        if self.corpus.name == "toy" and self.trainer.t:
+            sentence = toy_report.a_quoting_sentence(np.random.default_rng(0))
+            head = toy_report.copying_head(self.trainer.model, self.corpus.tokenizer, sentence)
+            title = f"Layer {head.layer}, head {head.head}: {head.share:.0%} of its attention is on what to repeat"
+            plotting.attention_map(self.folder.attention_picture, head.weights, head.tokens, title=title)
 
     def samples(self) -> list[str]:
         """Let the model write a little."""
@@ -398,7 +425,7 @@ class _Helper(_Run):
     def log(self, report: StepReport) -> dict[str, Any]:
         return {}
 
-    def finish(self, signal: int | None) -> list[str]:
+    def finish(self, why: int | None, stop: StopRequest) -> list[str]:
         return []
 
 

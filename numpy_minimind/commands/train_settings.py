@@ -4,53 +4,27 @@ from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer, load_tokenizer
+from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer, load_tokenizer
 from numpy_minimind.commands.common import device_of, load_model, require_one_thread
+from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
+from numpy_minimind.commands.places import absolute
+from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
+from numpy_minimind.commands.train_resume import find_corpus, fingerprint_of
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.corpora import KINDS, Corpus, is_jsonl, load_corpus
+from numpy_minimind.training.corpora import Corpus
 from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.parallel import worthwhile_threads
+from numpy_minimind.training.run_folder import RunFolder
 from numpy_minimind.training.trainer import Trainer
 
-DEFAULTS: dict[str, Any] = {
-    "corpus": "toy",
-    "tokenizer": "char",
-    "preset": "toy",
-    "set": [],
-    "init_from": None,
-    "steps": 1500,
-    "batch_size": 16,
-    "seq_len": 128,
-    "accumulate": 1,
-    "lr": 2e-3,
-    "warmup": 20,
-    "weight_decay": 0.01,
-    "clip": 1.0,
-    "seed": 0,
-    "threads": None,
-    "device": None,
-    "checkpoint_activations": False,
-    "log_every": 10,
-    "eval_every": 200,
-    "save_every": 500,
-}
-# What a corpus changes. The toy language is learned sooner in many small steps.
-CORPUS_DEFAULTS: dict[str, dict[str, Any]] = {
-    "toy": {"steps": 1200, "batch_size": 8},
-    **{name: {"seq_len": kind.seq_len} for name, kind in KINDS.items()},
-}
-INIT_FROM_DEFAULTS = {"lr": 1e-5, "preset": None, "tokenizer": None}  # of MODEL; and it is to change gently
 # Fields of a config on which the shapes of the weights depend.
 SHAPES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -67,7 +41,7 @@ def fresh_settings(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     defaults = {**DEFAULTS, **CORPUS_DEFAULTS.get(kind, {}), **initial}
     if initial and "preset" in given:
         raise ValueError("--preset makes a new model and --init-from continues one: give one of them")
-    settings = {**defaults, **_absolute(given), "device": device_of(args)}
+    settings = {**defaults, **absolute(given), "device": device_of(args)}
     if args.steps is not None and args.warmup is None:
         settings["warmup"] = min(DEFAULTS["warmup"], settings["steps"] // 10)
     for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
@@ -82,35 +56,11 @@ def fresh_settings(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     return settings
 
 
-def _absolute(settings: dict[str, Any]) -> dict[str, Any]:
-    """Make paths absolute, so that a run can be resumed from anywhere."""
-    words = {"corpus": ("toy", "pydoc"), "tokenizer": ("char", "bpe"), "init_from": ()}
-    paths = {}
-    for name, value in settings.items():
-        if name in words and value not in words[name] and not value.startswith("bpe:"):
-            kind, colon, path = value.partition(":") if is_jsonl(value) else ("", "", value)
-            paths[name] = kind + colon + str(Path(path).expanduser().resolve())
-    return {**settings, **paths}
-
-
-def resumed_settings(args: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
-    """Take every setting from the run; refuse a flag that says something else."""
-    given = _absolute({name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None})
-    differing = [
-        f"--{name.replace('_', '-')} {value} (the run has {stored.get(name)})"
-        for name, value in given.items()
-        if value != stored.get(name, DEFAULTS[name])
-    ]
-    if differing:
-        raise ValueError(f"--resume continues the run as it was begun; leave out {', '.join(differing)}")
-    return stored
-
-
 def build(
     settings: dict[str, Any],
     ranks: Ranks,
     stored: Mapping[str, Any] | None = None,
-    model_folder: Path | None = None,
+    folder: RunFolder | None = None,
 ) -> tuple[Corpus, Trainer]:
     """Make corpus, model, optimizer and trainer from the settings.
 
@@ -119,42 +69,31 @@ def build(
     settings : dict
     ranks : Ranks
         The processes that share each batch.
-    stored, model_folder : optional
-        Of a run to resume: what its resume file holds, and the folder of its model. A tokenizer that was not made of
-        characters, and the config of a model that came from elsewhere, are taken from there.
+    stored, folder : optional
+        Of a run to resume: what its resume file holds, and its folder. A tokenizer that was not made of characters,
+        and the config of a model that came from elsewhere, are taken from there. `settings` are given the place at
+        which the text was found.
     """
     seed, initial = settings["seed"], settings.get("init_from")
     if stored is not None:
-        corpus = load_corpus(settings["corpus"], _tokenizer_of_run(settings, model_folder))
-        _check_same_data(corpus, stored)
+        assert folder is not None
+        corpus = find_corpus(settings, stored, folder)
         config = MiniMindConfig(**stored["config"]) if initial else _config(settings, corpus.tokenizer)
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     elif initial:
         model, tokenizer = _initial_model(settings)
-        corpus = load_corpus(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
+        corpus = corpus_of(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
         if fingerprint_of(corpus.tokenizer) != fingerprint_of(tokenizer):
             raise ValueError(
                 f"{initial} does not know the characters of the toy language: it was trained on another text"
             )
     else:
-        corpus = load_corpus(settings["corpus"], _tokenizer(settings["tokenizer"]))
+        corpus = corpus_of(settings["corpus"], _tokenizer(settings["tokenizer"]))
         config = _config(settings, corpus.tokenizer)
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     if isinstance(corpus.tokenizer, PretrainedTokenizer):  # one of characters says it in a field of its own
         corpus.tokenizer.begins_with_bos = corpus.begins_with_bos
     return corpus, _trainer(settings, corpus, model, ranks)
-
-
-def _check_same_data(corpus: Corpus, stored: Mapping[str, Any]) -> None:
-    """Refuse another text, and another tokenizer, than the run was begun with."""
-    tokenizer = fingerprint_of(corpus.tokenizer)
-    changed = "text" if corpus.fingerprint != stored["fingerprint"] else ""
-    changed = changed or ("tokenizer" if tokenizer != stored.get("tokenizer", tokenizer) else "")
-    if changed:
-        raise ValueError(
-            f"the {changed} of corpus {corpus.name} is no longer the {changed} that this run was begun with: "
-            "the run cannot continue exactly (start a new one)"
-        )
 
 
 def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
@@ -195,15 +134,6 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
         changed.load_state_dict(model.state_dict())
         model = changed
     return model, tokenizer
-
-
-def fingerprint_of(tokenizer: Any) -> str:
-    """Return a SHA-256 of all that decides what ids a tokenizer gives."""
-    if isinstance(tokenizer, CharTokenizer):
-        parts: Any = [tokenizer.characters, tokenizer.bos_token]
-    else:
-        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalLM, ranks: Ranks) -> Trainer:
@@ -255,19 +185,12 @@ def _tokenizer(name: str) -> Any:
     if name == "char":
         return None
     if name != "bpe" and not name.startswith("bpe:"):
-        return load_tokenizer(name)
+        with suggesting(name, holds_tokenizer):
+            return load_tokenizer(name)
     size = name.removeprefix("bpe:")
     if not size.isdecimal():
         raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")
     return lambda texts: PretrainedTokenizer.train_bpe(texts, int(size))
-
-
-def _tokenizer_of_run(settings: dict[str, Any], model_folder: Path | None) -> Any:
-    """Return the tokenizer that a run was begun with: from its own folder, unless its corpus makes it again."""
-    if settings["corpus"] == "toy" or settings["tokenizer"] == "char":
-        return None
-    assert model_folder is not None
-    return load_tokenizer(model_folder)
 
 
 def field_and_value(text: str) -> tuple[str, Any]:

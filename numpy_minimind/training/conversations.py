@@ -16,6 +16,7 @@ import numpy as np
 
 from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.training.batches import IGNORE, Row
+from numpy_minimind.training.convert import dialect
 from numpy_minimind.training.jsonl import type_name
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -34,7 +35,7 @@ def check_conversation(record: dict[str, Any]) -> None:
     conversation = record.get("conversations")
     if not isinstance(conversation, list):
         what = "no field" if "conversations" not in record else f"{type_name(conversation)} as"
-        hint = ' (it has "text": did you mean pretrain:FILE?)' if "text" in record else ""
+        hint = ' (it has "text": did you mean pretrain:FILE?)' if "text" in record else _in_brackets(dialect(record))
         raise ValueError(f'{what} "conversations", expected a list of messages{hint}')
     if not conversation:
         raise ValueError("an empty conversation")
@@ -48,9 +49,15 @@ def check_conversation(record: dict[str, Any]) -> None:
         raise ValueError("no message of the assistant: there is nothing to learn")
 
 
+def _in_brackets(hint: str) -> str:
+    return hint and f" (it {hint})"
+
+
 def _check_message(message: Any) -> None:
     if not isinstance(message, dict):
         raise ValueError(f"{type_name(message)}, expected an object with role and content")
+    if "role" not in message and {"from", "value"} <= message.keys():
+        raise ValueError('ShareGPT\'s names "from" and "value", expected role and content')
     if message.get("role") not in ROLES:
         raise ValueError(f"role {message.get('role')!r}, expected one of {', '.join(ROLES)}")
     for field in ("content", "reasoning_content"):

@@ -2,14 +2,16 @@
 
 A corpus gives random batches for training (`stream`, `draw`) and a fixed set of batches of held-out text (`held_out`).
 Every kind has a `name`, a `tokenizer`, a `fingerprint` of the training text, which a resumed run must see again,
-`begins_with_bos` (whether its rows do), `notes` for the user's eyes, and in nats a token the `entropy_floor` (no model
-can do better on average) and the `oracle_loss` (what a perfect model gets on exactly the held-out text): None where
-they are not known.
+`begins_with_bos` (whether its rows do), `notes` for the user's eyes, `left_out` (what does not reach the model), and in
+nats a token the `entropy_floor` (no model can do better on average) and the `oracle_loss` (what a perfect model gets on
+exactly the held-out text): None where they are not known.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,10 +41,14 @@ from numpy_minimind.training.conversations import (
     contents,
     conversation_row,
 )
-from numpy_minimind.training.jsonl import JsonLines, parse, type_name
+from numpy_minimind.training.convert import first_record, how_to_convert, is_record, shape
+from numpy_minimind.training.file_kinds import refuse_binary, refuse_folder
+from numpy_minimind.training.jsonl import JsonLines, type_name
+from numpy_minimind.training.left_out import Cut, LeftOut, Unknown
 
 BLOCK = 4096  # characters; every tenth block is held out
 HELD_OUT_LINES = 500  # of a JSONL file, at most
+LOOKED_AT, LOOKED_AT_CHARACTERS = 1000, 500_000  # of a JSONL file, to say what is left out
 HELD_OUT_SENTENCES = 5120
 HELD_OUT_SEED = 2**20  # far from any seed that somebody would train with
 
@@ -83,6 +89,10 @@ class ToyCorpus:
         """Return 5,120 sentences from a generator of their own."""
         rows = self._rows(self.sentences, sentences_a_row(seq_len))
         return in_batches(rows, batch_size, self.tokenizer.pad_token_id)
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: nothing, since a row ends with a sentence."""
+        return LeftOut()
 
     def _rows(self, sentences: Sequence[str], a_row: int) -> list[np.ndarray]:
         end = np.array([self.tokenizer.eos_token_id])
@@ -156,6 +166,20 @@ class TextCorpus:
         """Return the whole text, as one piece."""
         ids = self.tokenizer.encode_array(self.text)
         return in_batches(cover([ids], seq_len), batch_size, self.tokenizer.pad_token_id or 0)
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: unknown characters, and pieces too short for a window, if they count.
+
+        Such a piece is, as a rule, the last block of the text alone.
+        """
+        unknown = Unknown(self.tokenizer, [self.text])
+        short = sum(len(part) for part in self.train if len(part) <= seq_len)
+        pieces = (
+            f"{short:,} of {len(self.ids):,} tokens lie in pieces of the training text that are shorter than a window "
+            f"of --seq-len {seq_len}, and are left out. To keep them, give a smaller one"
+        )
+        notes = (str(unknown), pieces if short > len(self.ids) // 100 else "")
+        return LeftOut(tuple(filter(None, notes)), unknown.share)
 
     def _starts(self, seq_len: int) -> np.ndarray:
         if getattr(self, "_cached_seq_len", None) != seq_len:
@@ -238,13 +262,30 @@ class JsonLinesCorpus:
                 f"a row needs room for a token and its two marks: seq_len must be at least 3, got {seq_len}"
             )
         numbers = list(numbers)
-        rows = []
-        for i, record in zip(numbers, self.lines.read(numbers)):
-            try:
-                rows.append(self.kind.row(record, self.tokenizer, seq_len))
-            except (ValueError, TypeError) as error:  # a template may trip over anything
-                raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
-        return rows
+        return [self._row(i, record, seq_len) for i, record in zip(numbers, self.lines.read(numbers))]
+
+    def left_out(self, seq_len: int) -> LeftOut:
+        """Return what does not reach the model: unknown characters, and what is to be learned beyond a row's end.
+
+        Of a large file a thousand lines or half a million characters are looked at, drawn at random.
+        """
+        unknown, cut = Unknown(self.tokenizer), Cut()
+        for i in np.random.default_rng(0).permutation(len(self.lines))[:LOOKED_AT].tolist():
+            (record,) = self.lines.read([i])
+            learned = self._row(i, record, sys.maxsize).labels != IGNORE
+            cut.add(len(learned) > seq_len, int(learned[1:].sum()), int(learned[seq_len:].sum()))
+            for text in self.kind.texts(record):
+                unknown.add(text)
+            if unknown.characters > LOOKED_AT_CHARACTERS:
+                break
+        notes = (str(unknown), cut.note(len(self.lines), seq_len, self.kind.tokens, self.kind.advice))
+        return LeftOut(tuple(filter(None, notes)), unknown.share)
+
+    def _row(self, i: int, record: dict[str, Any], seq_len: int) -> Row:
+        try:
+            return self.kind.row(record, self.tokenizer, seq_len)
+        except (ValueError, TypeError) as error:  # a template may trip over anything
+            raise ValueError(f"{self.lines.path}, line {self.lines.line_number(i)}: {error}") from error
 
     def _batches(self, numbers: np.ndarray, batch_size: int, seq_len: int) -> Iterator[Batch]:
         for i in range(0, len(numbers), batch_size):
@@ -267,6 +308,8 @@ class Kind(NamedTuple):
     row: Callable[[dict[str, Any], Any, int], Row]
     texts: Callable[[dict[str, Any]], Iterable[str]]
     seq_len: int  # ids of a row, as MiniMind has it
+    tokens: str  # what is learned of a line, in words
+    advice: str  # how to keep what is cut
 
 
 def check_text(record: dict[str, Any]) -> None:
@@ -291,8 +334,24 @@ def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
 
 
 KINDS = {
-    "pretrain": Kind(check_text, check_ends, text_row, lambda record: (record["text"],), 340),
-    "sft": Kind(check_conversation, check_tokenizer, conversation_row, contents, 768),
+    "pretrain": Kind(
+        check_text,
+        check_ends,
+        text_row,
+        lambda record: (record["text"],),
+        340,
+        "tokens",
+        "split long lines, give a larger --seq-len, or train on the texts as running text: a plain FILE",
+    ),
+    "sft": Kind(
+        check_conversation,
+        check_tokenizer,
+        conversation_row,
+        contents,
+        768,
+        "tokens of answers",
+        "give a larger --seq-len, or split long conversations",
+    ),
 }
 
 Corpus = ToyCorpus | TextCorpus | JsonLinesCorpus
@@ -344,13 +403,15 @@ def read_text(path: str | Path) -> str:
     FileNotFoundError, IsADirectoryError, PermissionError
         When it cannot be read.
     ValueError
-        For a byte that is not UTF-8 (with its line and offset), and for an empty file.
+        For a byte that is not UTF-8 (with its line and offset), for a file of another kind, and for an empty one.
     """
     if not Path(path).expanduser().exists():
         raise file_not_found(
             "there is no such file (a corpus is toy, pydoc, a text FILE, pretrain:JSONL or sft:JSONL)", path
         )
+    refuse_folder(path, "a text file")
     data = Path(path).expanduser().read_bytes()
+    refuse_binary(path, data[:4096])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -387,20 +448,52 @@ def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
         if tokenizer is None:
             raise ValueError(f"JSONL needs a tokenizer (single characters will not do): {WHICH_TOKENIZER}")
         return JsonLinesCorpus(name, tokenizer)
-    text = read_text(name)
-    _refuse_jsonl(name, text)
-    return TextCorpus(name, text, tokenizer)
-
-
-def _refuse_jsonl(name: str, text: str) -> None:
-    """Refuse to take JSONL as running text: whoever forgot the prefix would train on brackets and quotation marks."""
     try:
-        fields = parse(text.lstrip().partition("\n")[0].encode("utf-8")).keys()
-    except ValueError:
-        fields = {}.keys()
-    if name.endswith(".jsonl") or {"text", "conversations"} & fields:
-        kind, other = ("sft", "pretrain") if "conversations" in fields else ("pretrain", "sft")
-        raise ValueError(f"{name} looks like JSONL: did you mean --corpus {kind}:{name} (or {other}:...)?")
+        text = read_text(name)
+        notes = _look_for_records(name, text)
+        corpus = TextCorpus(name, text, tokenizer)
+    except MemoryError:
+        raise MemoryError(
+            f"{name} is too large to be running text, which is held in memory: write it as JSONL, a text a line, and "
+            "give pretrain:FILE, which is read line by line"
+        ) from None
+    corpus.notes = notes
+    return corpus
+
+
+def _look_for_records(name: str, text: str) -> tuple[str, ...]:
+    """Refuse records as running text: whoever forgot the prefix would train on brackets and quotation marks.
+
+    Returns a warning for a text that may be meant so: JSON of another kind, and a table.
+    """
+    begin = text.lstrip()
+    if begin[:1] not in ("{", "["):
+        if name.endswith(".jsonl"):
+            raise ValueError(_forgotten_prefix(name, {}))
+        table = Path(name).suffix.lower() in (".csv", ".tsv")
+        return (f"{Path(name).name} is read as running text, separators and all",) if table else ()
+    try:
+        value, end = json.JSONDecoder().raw_decode(begin)
+    except (ValueError, RecursionError):
+        value, end = None, 0
+    first = first_record(value)
+    if name.endswith(".jsonl") or is_record(first):
+        wrong = shape(begin.partition("\n")[0].encode("utf-8", "surrogatepass"))
+        if wrong:
+            prefix = f"{_kind_of(first)}:"
+            raise ValueError(f"{name} {wrong}: it is no running text. {how_to_convert(name, prefix)}")
+        raise ValueError(_forgotten_prefix(name, first))
+    is_json = isinstance(value, dict | list) and begin[end:].lstrip()[:1] in ("", "{", "[", ",")
+    return (f"{Path(name).name} is JSON, and is read as running text, brackets and all",) if is_json else ()
+
+
+def _kind_of(record: dict[str, Any]) -> str:
+    return "sft" if "text" not in record and is_record(record) else "pretrain"
+
+
+def _forgotten_prefix(name: str, record: dict[str, Any]) -> str:
+    kind, other = sorted(KINDS, key=lambda kind: kind != _kind_of(record))
+    return f"{name} looks like JSONL: did you mean --corpus {kind}:{name} (or {other}:...)?"
 
 
 def is_jsonl(name: str) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy_minimind.checkpoint.files import file_not_found
+from numpy_minimind.training.convert import how_to_convert, shape
+from numpy_minimind.training.file_kinds import refuse_binary, refuse_folder, require_lasting
 
 BOM = b"\xef\xbb\xbf"
 SHOWN = 5  # reasons that are described; all bad lines are counted
@@ -55,12 +57,13 @@ class JsonLines:
         By reason, the first few.
     n_bad : int
     fingerprint : str
-        SHA-256 of what was read, as a rule the whole file.
+        SHA-256 of what was read, as a rule the whole file, with LF at the end of each line.
 
     Raises
     ------
     ValueError
-        When there is no good line, saying what is wrong with them.
+        When there is no good line, saying what is wrong with them; for JSON of another shape or in other names, with
+        the command that converts it; for what is no text, or can be read only once.
     OSError
         When the file is not there or cannot be read.
     """
@@ -71,15 +74,20 @@ class JsonLines:
         self.n_bad = 0
         if not self.path.exists():
             raise file_not_found("there is no such file", path)
-        offsets, digest, place = array("q"), hashlib.sha256(), 0
+        require_lasting(path, str(path), "when a line's turn comes")
+        refuse_folder(path, "a file of JSONL")
+        offsets, digest, place, first = array("q"), hashlib.sha256(), 0, b""
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
-                digest.update(line)
+                digest.update(line[:-2] + b"\n" if line.endswith(b"\r\n") else line)  # either is the same text
                 begin, place = place, place + len(line)
                 if number == 1 and line.startswith(BOM):
                     begin, line = begin + len(BOM), line[len(BOM) :]
                 if line.isspace() or not line:
                     continue
+                if not first:
+                    first = line
+                    refuse_binary(path, line[:4096])
                 try:
                     check(parse(line))
                 except ValueError as error:
@@ -90,6 +98,9 @@ class JsonLines:
                         break
         self.offsets = np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64)
         self.fingerprint = digest.hexdigest()
+        wrong = shape(first) if self.n_bad and self.n_bad >= len(offsets) else ""
+        if wrong:
+            raise ValueError(f"{self.path} {wrong}. {how_to_convert(path)}")
         if not offsets:
             raise ValueError(f"{self.path} has no good line: {self.complaint() or 'it is empty'}")
 
@@ -175,7 +186,8 @@ def parse(line: bytes) -> dict[str, Any]:
     except UnicodeEncodeError as error:
         raise ValueError(f"half a character, {error.object[error.start]!r}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
+        hint = ": one object a line, and no comma between" if error.msg == "Extra data" else ""
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1}{hint})") from None
     except RecursionError:
         raise ValueError("not JSON that can be read (nested too deeply)") from None
     if not isinstance(record, dict):

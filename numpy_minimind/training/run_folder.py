@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import METRICS, os_error, write_json, write_text
+from numpy_minimind.checkpoint.files import METRICS, os_error, write_bytes, write_json, write_text
 from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
@@ -76,19 +76,29 @@ class RunFolder:
             file.write(json.dumps(_finite(line)) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the logged steps; a last line cut short by a crash is left out."""
-        lines = self.metrics.read_text(encoding="utf-8").split("\n") if self.metrics.exists() else []
-        read = [json.loads(line) for line in lines[:-1]]
-        if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in read):
-            raise ValueError(f"{self.metrics} holds lines that are no logged steps: was it edited?")
-        return read
+        """Return the logged steps; a line that is none (cut short by a crash, edited by hand) is left out."""
+        return [step for line in self._metrics_lines() if (step := _logged_step(line)) is not None]
 
-    def trim(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the logged steps for which `keep` is False."""
-        lines = [json.dumps(line) + "\n" for line in self.read_metrics() if keep(line)]
-        write_text(self.metrics, "".join(lines))
-        for path in (self.summary, self.loss_picture, self.attention_picture):  # they are of another moment
-            path.unlink(missing_ok=True)
+    def _metrics_lines(self) -> list[bytes]:
+        return self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
+
+    def trim(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Drop the logged steps for which `keep` is False; return how many whole lines were no logged steps.
+
+        These are dropped as well, and the file with them is kept beside it, as metrics.damaged.
+        """
+        before = self._metrics_lines()
+        damaged = [line for line in before if line.endswith(b"\n") and _logged_step(line) is None]
+        if damaged:
+            write_bytes(self.metrics.with_suffix(".damaged"), b"".join(before))
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.read_metrics() if keep(line)))
+        return len(damaged)
+
+    def drop_reports(self) -> None:
+        """Remove summary and pictures, which are of another moment."""
+        for path in (self.summary, self.loss_picture, self.attention_picture):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -119,6 +129,15 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
         write_json(self.summary, _finite(summary))
+
+
+def _logged_step(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line of metrics.jsonl, None when it is no logged step."""
+    try:
+        step = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return step if isinstance(step, dict) and isinstance(step.get("step"), int) else None
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,12 +153,14 @@ def test_bits_per_char_counts_characters_and_not_tokens(trained, toy_text, capsy
         def encode_array(self, text):
             return self.inner.encode_array(text)
 
+        def unknown(self, text):
+            return ""
+
         def decode(self, ids, skip_special_tokens=True):
             return "ab" * len(ids)
 
     model, tokenizer = eval_command.load_model(str(trained), "cpu")
     monkeypatch.setattr(eval_command, "load_model", lambda path, device: (model, Pairs(tokenizer)))
-    monkeypatch.setattr(eval_command, "warn_of_unknown", lambda *args: None)
     result = as_json(capsys, "eval", str(trained), "--corpus", str(toy_text))
     assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2) / 2)
 
@@ -178,9 +180,10 @@ def test_the_prompt_of_a_toy_model_begins_with_the_end_mark():
 
 
 def test_characters_that_are_unknown_are_counted_in_words(trained, capsys):
-    for prompt, said in (("the \u2603", "1 character is"), ("\u2603 \u2604", "2 characters are")):
+    one, two = ("1 character is", "20% of the text: '☃'"), ("2 characters are", "67% of the text: '☃', '☄'")
+    for prompt, (said, which) in (("the ☃", one), ("☃ ☄", two)):
         assert main(["generate", str(trained), "--prompt", prompt, "--max-new-tokens", "1"]) == 0
-        assert capsys.readouterr().err == f"warning: {said} unknown to the model's tokenizer\n"
+        assert capsys.readouterr().err == f"warning: {said} unknown to the model's tokenizer, {which}\n"
 
 
 # -- gradcheck -------------------------------------------------------------------------------------------------------
@@ -368,9 +371,9 @@ def test_help_shows_an_example(command, capsys):
     assert f"python -m numpy_minimind {command} " in capsys.readouterr().out
 
 
-def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trained, tmp_path, capsys):
-    assert main(["eval", str(trained), "--corpus", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+def test_an_error_of_the_system_is_named_by_its_file_and_without_its_number(trained, capsys):
+    assert main(["gradcheck", "--layer", "linear", "--picture", str(trained / "loss.png")]) == 2
+    assert capsys.readouterr().err == f"error: {trained / 'loss.png'}: File exists\n"
     assert message_of(OSError(28, "No space left on device")) == "No space left on device"
     assert message_of(FileNotFoundError("here: there is no such file")) == "here: there is no such file"
     assert message_of(MemoryError()) == "out of memory"
