@@ -1,4 +1,4 @@
-"""Pictures: the loss of a run, what attention looks at, what the checks found. Only here and in fonts is matplotlib."""
+"""Pictures: the loss of a run, what attention looks at, what the checks found. The only importer of matplotlib."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def save(fig: Any, path: str | Path) -> Path:
 
 def _choose_fonts(fig: Any) -> None:
     """Give each text fonts that have its characters, put a stand-in where none has, and say so below."""
+    from matplotlib import font_manager
     from matplotlib.text import Text
     from matplotlib.ticker import FuncFormatter
 
@@ -83,7 +84,7 @@ def _choose_fonts(fig: Any) -> None:
     # Mathematics is only what a formatter of matplotlib's own writes: in all other texts "$" is a dollar.
     numbers = {axis for axis in axes if not isinstance(axis.get_major_formatter(), FuncFormatter)}
     mathematics = {label for axis in numbers for label in axis.get_ticklabels(which="both")}
-    families, stand_ins = fonts.choose("".join(text.get_text() for text in fig.findobj(Text)))
+    families, stand_ins = fonts.choose("".join(text.get_text() for text in fig.findobj(Text)), font_manager)
     lacking = [f"U+{ord(character):04X}" for character, stand_in in stand_ins.items() if stand_in]
     if lacking:
         more = [f"and {len(lacking) - 8} more"] if len(lacking) > 8 else []

@@ -9,8 +9,8 @@ from numpy_minimind.checking.kill_matrix import STRONG, WEAK
 from numpy_minimind.training import toy_language
 
 pytest.importorskip("matplotlib")
+from matplotlib import font_manager
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
 from numpy_minimind import fonts, plotting
@@ -40,9 +40,13 @@ STRANGE = {
 def drawn(monkeypatch):
     """The figures that were saved, drawn as on a machine with no fonts but those of matplotlib and ours."""
     figures, savefig = [], Figure.savefig
-    fonts.choose("x")
-    ours = [font for font in fontManager.ttflist if font.name.startswith(("DejaVu", "STIX", "cm", fonts.FAMILY))]
-    monkeypatch.setattr(fontManager, "ttflist", ours)
+    fonts.choose("x", font_manager)
+    ours = [
+        font
+        for font in font_manager.fontManager.ttflist
+        if font.name.startswith(("DejaVu", "STIX", "cm", fonts.FAMILY))
+    ]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", ours)
     monkeypatch.setattr(Figure, "savefig", lambda fig, *a, **k: (figures.append(fig), savefig(fig, *a, **k)))
     return figures
 

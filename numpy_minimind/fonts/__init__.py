@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib.resources import as_file, files
@@ -22,13 +22,15 @@ STAND_IN = "\ufffd"
 NO_CHARACTER = 0xFDD0  # Unicode promises never to use it: a font that has a glyph for it draws boxes for everything
 
 
-def choose(text: str) -> tuple[list[str], dict[str, str]]:
+def choose(text: str, font_manager: Any) -> tuple[list[str], dict[str, str]]:
     """Choose fonts for a text.
 
     Parameters
     ----------
     text : str
         All that is to be drawn.
+    font_manager : module
+        `matplotlib.font_manager`, which only `plotting` imports.
 
     Returns
     -------
@@ -38,14 +40,13 @@ def choose(text: str) -> tuple[list[str], dict[str, str]]:
         What to draw in place of each character that none of them has: nothing for one that cannot be seen anyway (a
         joiner, a mark of direction), U+FFFD for any other.
     """
-    from matplotlib.font_manager import fontManager
-
-    _register()
-    paths = _plainest(fontManager.ttflist)
+    known = font_manager.fontManager
+    _register(known)
+    paths = _plainest(known.ttflist, font_manager.weight_dict)
     families, lacking = [], set(text) - {"\n"}
     for family in dict.fromkeys([LATIN, FAMILY, *CHINESE, *sorted(paths)]):
         ours = family in (LATIN, FAMILY)
-        found = _with_glyph(paths[family], lacking, trusted=ours) if family in paths else set()
+        found = _with_glyph(font_manager, paths[family], lacking, trusted=ours) if family in paths else set()
         if found or ours:
             families.append(family)
         lacking -= found
@@ -54,23 +55,20 @@ def choose(text: str) -> tuple[list[str], dict[str, str]]:
     return families, {character: "" if _is_invisible(character) else STAND_IN for character in sorted(lacking)}
 
 
-def _plainest(entries: Iterable[Any]) -> dict[str, str]:
+def _plainest(entries: Iterable[Any], weights: Mapping[str, int]) -> dict[str, str]:
     """Return the file of each family that matplotlib would choose: not slanted, narrow or bold, else the first."""
-    from matplotlib.font_manager import weight_dict
 
     def fancy(entry: Any) -> tuple[int, float]:
-        weight = float(weight_dict.get(entry.weight, entry.weight))
-        return (entry.style != "normal") + (entry.stretch != "normal"), abs(weight - weight_dict["normal"])
+        weight = float(weights.get(entry.weight, entry.weight))
+        return (entry.style != "normal") + (entry.stretch != "normal"), abs(weight - weights["normal"])
 
     return {entry.name: entry.fname for entry in sorted(entries, key=fancy)[::-1]}  # the last one stays
 
 
-def _with_glyph(path: str, characters: set[str], trusted: bool) -> set[str]:
+def _with_glyph(font_manager: Any, path: str, characters: set[str], trusted: bool) -> set[str]:
     """Return the characters that a font can draw: none if its file is gone or damaged."""
-    from matplotlib.font_manager import get_font
-
     try:
-        font = get_font(path)
+        font = font_manager.get_font(path)
         codes = font.get_charmap()
     except (OSError, RuntimeError):
         return set()
@@ -94,13 +92,11 @@ def _is_invisible(character: str) -> bool:
     return unicodedata.category(character) == "Cf" or "VARIATION SELECTOR" in unicodedata.name(character, "")
 
 
-def _register() -> None:
+def _register(known: Any) -> None:
     """Tell matplotlib of our font, once: all that this changes is that its name can be asked for."""
-    from matplotlib.font_manager import fontManager
-
     path = _path()
-    if all(font.fname != path for font in fontManager.ttflist):
-        fontManager.addfont(path)
+    if all(font.fname != path for font in known.ttflist):
+        known.addfont(path)
 
 
 @cache

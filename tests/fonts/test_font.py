@@ -120,12 +120,12 @@ def test_font_and_licence_are_in_the_wheel():
 
 
 def test_our_font_is_asked_after_matplotlib_s():
-    assert fonts.choose("abc 我喜欢猫\n") == ([fonts.LATIN, fonts.FAMILY], {})
+    assert fonts.choose("abc 我喜欢猫\n", font_manager) == ([fonts.LATIN, fonts.FAMILY], {})
 
 
 def test_the_machine_s_fonts_are_asked_for_what_both_lack():
     segment = "\u2313"  # in DejaVu Sans Mono, which comes with matplotlib
-    families, stand_ins = fonts.choose(f"我{segment}")
+    families, stand_ins = fonts.choose(f"我{segment}", font_manager)
     assert families[:2] == [fonts.LATIN, fonts.FAMILY] and len(families) == 3 and not stand_ins
 
 
@@ -135,7 +135,7 @@ def other_fonts(monkeypatch):
 
     def set_fonts(*entries):
         manager = font_manager.fontManager
-        fonts.choose("x")
+        fonts.choose("x", font_manager)
         kept = [font for font in manager.ttflist if font.name in (fonts.LATIN, fonts.FAMILY)]
         monkeypatch.setattr(manager, "ttflist", [*kept, *entries])
 
@@ -150,7 +150,7 @@ def entry(path, name, style="normal", weight=400, stretch="normal"):
 
 def test_a_character_without_a_glyph_has_a_stand_in_and_one_that_cannot_be_seen_has_nothing(other_fonts):
     other_fonts()
-    families, stand_ins = fonts.choose("我龘\U00020bb7\U0001fae8\u2066\U000e0100\ud83d\x07")
+    families, stand_ins = fonts.choose("我龘\U00020bb7\U0001fae8\u2066\U000e0100\ud83d\x07", font_manager)
     assert families == [fonts.LATIN, fonts.FAMILY]
     seen = dict.fromkeys("\x07龘\ud83d\U00020bb7\U0001fae8", fonts.STAND_IN)
     assert stand_ins == {**seen, "\u2066": "", "\U000e0100": ""}
@@ -159,7 +159,7 @@ def test_a_character_without_a_glyph_has_a_stand_in_and_one_that_cannot_be_seen_
 def test_a_font_that_is_gone_or_damaged_is_passed_over(tmp_path, other_fonts):
     (tmp_path / "damaged.ttf").write_bytes(b"\0\1\0\0 and no more")
     other_fonts(entry(tmp_path / "gone.ttf", "Gone"), entry(tmp_path / "damaged.ttf", "SimHei"))
-    assert fonts.choose("龘") == ([fonts.LATIN, fonts.FAMILY], {"龘": fonts.STAND_IN})
+    assert fonts.choose("龘", font_manager) == ([fonts.LATIN, fonts.FAMILY], {"龘": fonts.STAND_IN})
 
 
 class Glyphs:
@@ -195,7 +195,7 @@ def test_a_font_counts_only_for_what_it_would_really_show(tmp_path, other_fonts,
     monkeypatch.setattr(
         font_manager, "get_font", lambda path, *rest: Glyphs(outlines) if path == "odd.ttf" else opened(path, *rest)
     )
-    families, stand_ins = fonts.choose("龘")
+    families, stand_ins = fonts.choose("龘", font_manager)
     assert ("Odd" in families, "龘" in stand_ins) == (found, not found)
 
 
@@ -203,7 +203,7 @@ def test_of_a_family_the_plain_file_is_asked():
     fancy = [entry("s", "X", "italic"), entry("b", "X", weight="bold"), entry("n", "X", stretch="condensed")]
     plain, same = entry("plain", "X"), entry("the same again", "X")
     for entries in ([plain, same, *fancy], [*fancy, plain, same], [*fancy[:2], plain, fancy[2], same]):
-        assert fonts._plainest(entries) == {"X": "plain"}
+        assert fonts._plainest(entries, font_manager.weight_dict) == {"X": "plain"}
 
 
 def test_matplotlib_is_told_once_and_its_settings_stay():
@@ -211,7 +211,7 @@ def test_matplotlib_is_told_once_and_its_settings_stay():
 
     before = dict(matplotlib.rcParams)
     for _ in range(2):
-        fonts.choose("猫")
+        fonts.choose("猫", font_manager)
     assert [font.fname for font in font_manager.fontManager.ttflist if font.name == fonts.FAMILY] == [
         str(make_font.FONT)
     ]
@@ -220,10 +220,11 @@ def test_matplotlib_is_told_once_and_its_settings_stay():
 
 BARE = """
 import warnings; warnings.simplefilter("error", UserWarning)
+from matplotlib import font_manager
 from numpy_minimind import fonts, plotting
 assert ".zip" in plotting.__file__
 plotting.loss_curve("loss.png", [{"step": 1, "ce_loss": 2.0}], title="红楼梦.txt corpus")
-print(*fonts.choose("红楼梦")[1])
+print(*fonts.choose("红楼梦", font_manager)[1])
 """
 
 
