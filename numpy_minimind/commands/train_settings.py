@@ -180,6 +180,11 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
             f"--tokenizer {name} makes a new vocabulary, and the model of --init-from has its own: leave it out"
         )
     model, tokenizer = load_model(path, "cpu", name)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {path} has {tokenizer.vocab_size} tokens and its model rows for "
+            f"{model.config.vocab_size}: it cannot learn the others"
+        )
     if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
         raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
     changes = dict(field_and_value(text) for text in settings["set"])
@@ -202,7 +207,7 @@ def fingerprint_of(tokenizer: Any) -> str:
     if isinstance(tokenizer, CharTokenizer):
         parts: Any = [tokenizer.characters, tokenizer.bos_token]
     else:
-        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template")]
+        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template"), *tokenizer.added_by_config]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

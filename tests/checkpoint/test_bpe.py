@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, PretrainedTokenizer, load_tokenizer
+from numpy_minimind.checkpoint import CharTokenizer, PretrainedTokenizer, load_tokenizer
 from numpy_minimind.checkpoint.stream_decoder import StreamDecoder
 
 pytest.importorskip("tokenizers")
@@ -221,8 +221,3 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install tokenizers \(or the extra train of numpy-minimind\)"):
         PretrainedTokenizer.train_bpe(["a"], 300)
-
-
-def test_a_role_that_is_not_there_names_the_tokenizer(bpe: PretrainedTokenizer) -> None:
-    with pytest.raises(CheckpointError, match=r"names '<s>' as its bos_token, which mine does not hold"):
-        PretrainedTokenizer(bpe.tokenizer_json, {"bos_token": "<s>"}, name="mine")
