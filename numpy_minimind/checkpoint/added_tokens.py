@@ -84,13 +84,8 @@ def tokens_to_add(tokenizer: dict[str, Any], config: dict[str, Any]) -> tuple[li
     """
     listed, told = tokens_of(tokenizer), config.get("added_tokens_decoder")
     decoder = listed if told is None else _decoder(told)
-    by_content = {token["content"]: token for token in decoder.values()}
     extra, named = _extra(config)
-    roles: dict[str, Token] = {}
-    for role, token in _roles(tokenizer, config, named):
-        text = content(_token(token, role))
-        assert text is not None
-        roles[role] = by_content.get(text, token) if role in ROLES else token
+    roles = {role: _token(token, role) for role, token in _roles(tokenizer, config, named)}
     texts = {role: str(content(token)) for role, token in roles.items()}
     tokens: list[Token] = [token for _, token in sorted(decoder.items())]
     known = {content(token) for token in (*listed.values(), *tokens)}

@@ -75,8 +75,6 @@ def weigh(value: Any, left: int = MAX_WORK) -> int:
         return len(value)
     if isinstance(value, range):
         return ITEM * (1 + len(value))
-    if type(value).__name__ == "Namespace":
-        raise TooMuch("it uses a namespace as a value")
     total = ITEM
     for part in _parts(value):
         total += ITEM + weigh(part, left - total)
@@ -86,6 +84,8 @@ def weigh(value: Any, left: int = MAX_WORK) -> int:
 
 
 def _parts(value: Any) -> Iterator[Any]:
+    if type(value).__name__ == "Namespace":
+        value = value._Namespace__attrs
     if isinstance(value, Mapping):
         yield from value
         yield from value.values()

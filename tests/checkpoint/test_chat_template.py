@@ -365,6 +365,7 @@ def test_without_jinja_the_extra_is_named(bpe: PretrainedTokenizer, monkeypatch:
             "makes texts and lists",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n }}", "recursion"),
     ],
 )
 def test_a_wrong_template_is_an_error_that_names_it(bpe: PretrainedTokenizer, template: str, message: str) -> None:
@@ -487,12 +488,17 @@ def test_what_takes_no_end_of_turns_is_refused(bpe: PretrainedTokenizer, templat
 
 
 @pytest.mark.usefixtures("narrow")
-def test_what_calls_itself_without_end_is_refused(bpe: PretrainedTokenizer) -> None:
-    again = "{% if n.d < 40 %}{% set n.d = n.d + 1 %}{{ self.a() }}{{ self.a() }}{% set n.d = n.d - 1 %}{% endif %}"
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% block a %}{% if n.d < 40 %}{% set n.d = n.d + 1 %}{{ self.a() }}{{ self.a() }}{% set n.d = n.d - 1 %}"
+        "{% endif %}{% endblock %}",
+        "{% for i in range(40) %}{% set n.d = namespace(a=n.d, b=n.d) %}{% endfor %}{{ n.d }}",
+    ],
+)
+def test_what_holds_itself_without_end_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
     with pytest.raises(CheckpointError, match="makes texts and lists"):
-        with_template(bpe, f"{{% set n = namespace(d=0) %}}{{% block a %}}{again}{{% endblock %}}").apply_chat_template(
-            [U("x")]
-        )
+        with_template(bpe, "{% set n = namespace(d=0) %}" + template).apply_chat_template([U("x")])
 
 
 @pytest.mark.usefixtures("narrow")

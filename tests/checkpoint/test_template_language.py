@@ -93,6 +93,10 @@ TEMPLATES = {
         ),
         "5x",
     ),
+    "a namespace as a value": (
+        "{% set ns = namespace(a=1) %}{{ ns }}{{ [ns] | length }}{{ ns == 1 }}{{ {'n': ns}.n.a }}",
+        "<Namespace {'a': 1}>1False1",
+    ),
     "format, the filter": (
         "{{ '%s is %d and %5.2f' | format('x', 3, 2.5) }} {{ '%(a)s' | format(a=2) }}",
         "x is 3 and  2.50 2",
