@@ -145,7 +145,7 @@ class Conversation:
                 rng=self.rng,
                 on_token=writer.take,
                 cache=self._cache,
-                vocab_size=self.tokenizer.vocab_size,
+                vocab_size=min(self.tokenizer.vocab_size, self.model.config.vocab_size),
                 **self.sampling,
             )
         finally:

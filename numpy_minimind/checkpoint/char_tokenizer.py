@@ -107,7 +107,7 @@ class CharTokenizer:
         """Raise ValueError: characters have no marks for the turns of a conversation."""
         raise ValueError(NO_CHAT)
 
-    encode_chat = apply_chat_template
+    encode_chat = marks_answers = apply_chat_template
 
     def save(self, folder: PathLike) -> None:
         """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer`, tokenizers and transformers.

@@ -5,17 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint import byte_level_bpe, chat_template
+from numpy_minimind.checkpoint import byte_level_bpe
+from numpy_minimind.checkpoint.added_tokens import FLAGS, ROLES, content, tokens_of, tokens_to_add
 from numpy_minimind.checkpoint.char_tokenizer import TOKENIZER, TOKENIZER_CONFIG, check_ids, save_tokenizer
+from numpy_minimind.checkpoint.chat_template import Rendered, chosen, render
 from numpy_minimind.checkpoint.files import CheckpointError, PathLike
 from numpy_minimind.messages import needs_extra
 
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+__all__ = ["ROLES", "PretrainedTokenizer", "content"]
+
+CORRUPTING = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+CUT = f"\U0010f001{secrets.token_hex(8)}\U0010f001"  # in the middle of a token that somebody typed
 OURS = "numpy_minimind"  # what of tokenizer_config.json no other program knows
 
 
@@ -30,19 +36,26 @@ class PretrainedTokenizer:
     tokenizer : dict
         The contents of tokenizer.json.
     config : dict
-        Those of tokenizer_config.json: which token begins and ends a text, pads, and stands for the unknown, and the
-        chat template.
+        Those of tokenizer_config.json: tokens that it adds, which token begins and ends a text, pads, and stands for
+        the unknown, and the chat template.
     name : str
         Of the file, for errors.
     """
 
     def __init__(self, tokenizer: dict[str, Any], config: dict[str, Any], name: str = TOKENIZER) -> None:
         self.tokenizer_json, self.tokenizer_config, self.name = tokenizer, config, name
-        self._tokenizer = _library_tokenizer(tokenizer, name)
-        self.vocab_size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.byte_level: bool = (tokenizer.get("decoder") or {}).get("type") == "ByteLevel"
+        self._added, self.special_tokens_map = tokens_to_add(tokenizer, config)
+        self._tokenizer = self._library_tokenizer()
+        self.vocab_size: int = _size(self._tokenizer.get_vocab(with_added_tokens=True))
+        self.base_vocab_size: int = _size(self._tokenizer.get_vocab(with_added_tokens=False))
+        bpe = (tokenizer.get("model") or {}).get("type") == "BPE"  # from which transformers keeps it, unless forced
+        self.cleans_up = bool(config.get("clean_up_tokenization_spaces") and (not bpe or config.get(CORRUPTING)))
+        self.byte_level = (tokenizer.get("decoder") or {}).get("type") == "ByteLevel" and not self.cleans_up
+        self.split_special_tokens = bool(config.get("split_special_tokens", False))
         self.add_bos_token = bool(config.get("add_bos_token", False))
-        self.bos_token_id, self.eos_token_id, self.pad_token_id, self.unk_token_id = map(self._id_of, ROLES)
+        self.bos_token_id, self.eos_token_id, self.pad_token_id, self.unk_token_id = map(
+            self._id_of, ("bos_token", "eos_token", "pad_token", "unk_token")
+        )
 
     @property
     def begins_with_bos(self) -> bool | None:
@@ -74,34 +87,67 @@ class PretrainedTokenizer:
             byte_level_bpe.train(texts, vocab_size), dict(byte_level_bpe.CONFIG), name="a tokenizer trained here"
         )
 
+    def _library_tokenizer(self) -> Any:
+        """Return the library's tokenizer, to which the config's tokens are added: it cuts nothing and fills nothing."""
+        with needs_extra("train", f"{self.name} needs tokenizers"):
+            import tokenizers
+        try:
+            library = tokenizers.Tokenizer.from_str(json.dumps(self.tokenizer_json))
+        except Exception as error:  # the library raises nothing more precise
+            raise CheckpointError(
+                f"{self.name} is not a tokenizer that the package tokenizers understands: {error}"
+            ) from error
+        library.no_truncation()
+        library.no_padding()
+        try:
+            for token in self._added:
+                flags = (
+                    {"special": True}
+                    if isinstance(token, str)
+                    else {flag: token[flag] for flag in FLAGS if flag in token}
+                )
+                library.add_tokens([tokenizers.AddedToken(content(token), **flags)])
+        except TypeError as error:
+            raise CheckpointError(
+                f"{TOKENIZER_CONFIG} beside {self.name} adds a token that is none: {error}"
+            ) from error
+        return library
+
     def _id_of(self, role: str) -> int | None:
-        token = content(self.tokenizer_config.get(role))
-        if token is None:
-            return None
-        i = self._tokenizer.token_to_id(token)
-        if i is None:
-            raise CheckpointError(f"{TOKENIZER_CONFIG} names {token!r} as its {role}, which {self.name} does not hold")
-        return i
+        token = self.special_tokens_map.get(role)
+        i = None if token is None else self._tokenizer.token_to_id(token)
+        return self._id_of("unk_token") if token == "" and role != "unk_token" else i  # "" is no token, but unknown
+
+    @property
+    def added_by_config(self) -> list[Any]:
+        """The tokens that tokenizer.json alone does not have, or not with these flags."""
+        listed = tokens_of(self.tokenizer_json).values()
+        return [token for token in self._added if token not in listed]
 
     # -- text and ids ----------------------------------------------------------------------------------------------
 
-    def encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str, split_special_tokens: bool | None = None) -> list[int]:
         """Return the ids of `text`; nothing is added before or after.
 
         Parameters
         ----------
         text : str
-        split_special_tokens : bool
-            Spell a special token that stands in the text, such as ``<|im_end|>``, like any other text. (Tokens that
-            are added but not special, such as MiniMind's ``<think>``, stay one token.)
+        split_special_tokens : bool, optional
+            Spell a special token that stands in the text, such as ``<|im_end|>``, like any other text; as the config
+            says, if not given. (Tokens that are added but not special, such as MiniMind's ``<think>``, stay one token.)
         """
+        return self._encoded(text, split_special_tokens).ids
+
+    def _encoded(self, text: str, split_special_tokens: bool | None = None) -> Any:
+        """Return the library's encoding, which knows where in the text each token stands."""
         if not isinstance(text, str):
             raise TypeError(f"a tokenizer encodes str, got {type(text).__name__}")
         half = re.search("[\ud800-\udfff]", text)
         if half:
             raise ValueError(f"the text holds {half[0]!r}, half a character: it was read in the wrong encoding")
-        library = self._spelling if split_special_tokens else self._tokenizer
-        return library.encode(text, add_special_tokens=False).ids
+        spell = self.split_special_tokens if split_special_tokens is None else split_special_tokens
+        library = self._spelling if spell else self._tokenizer
+        return library.encode(text, add_special_tokens=False)
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the same as an array of int32."""
@@ -144,7 +190,7 @@ class PretrainedTokenizer:
     def token_bytes(self, i: int, skip_special_tokens: bool = True) -> bytes:
         """Return what one id adds to a text: bytes, since a character may be cut; for `byte_level` tokenizers only."""
         token = self._tokenizer.id_to_token(i)
-        if token is None or (skip_special_tokens and i in self._special_ids):
+        if token is None or (skip_special_tokens and i in self._left_out):
             return b""
         try:
             return bytes(BYTES[character] for character in token)
@@ -152,8 +198,14 @@ class PretrainedTokenizer:
             return token.encode("utf-8")
 
     @functools.cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+    def _left_out(self) -> frozenset[int]:
+        """The ids that are left out of a text, as the library does it: a flag alone does not say which."""
+        decode = self._tokenizer.decode
+        return frozenset(i for i in self._added_tokens if decode([i], True) != decode([i], False))
+
+    @functools.cached_property
+    def _added_tokens(self) -> dict[int, Any]:
+        return self._tokenizer.get_added_tokens_decoder()
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that make no whole character become U+FFFD.
@@ -163,19 +215,25 @@ class PretrainedTokenizer:
         ValueError
             For an id outside the vocabulary.
         """
-        return self._tokenizer.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special_tokens)
+        text = self._tokenizer.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special_tokens)
+        return cleaned_up(text) if self.cleans_up else text
 
     @functools.cached_property
     def _spelling(self) -> Any:
         """The same tokenizer, to which special tokens are ordinary text."""
-        library = _library_tokenizer(self.tokenizer_json, self.name)
+        library = self._library_tokenizer()
         library.encode_special_tokens = True
         return library
 
     # -- conversations ---------------------------------------------------------------------------------------------
 
     def apply_chat_template(
-        self, messages: Any, tools: Any = None, add_generation_prompt: bool = False, open_thinking: bool = False
+        self,
+        messages: Any,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        open_thinking: bool | None = None,
+        **options: Any,
     ) -> str:
         """Return the text of a conversation, as the chat template writes it.
 
@@ -187,9 +245,13 @@ class PretrainedTokenizer:
             Descriptions of the tools that the model may call.
         add_generation_prompt : bool
             End with the beginning of the assistant's answer.
-        open_thinking : bool
-            Let the model think first. The template sees it as ``open_thinking`` (MiniMind) and as
-            ``enable_thinking`` (Qwen).
+        open_thinking : bool, optional
+            Whether the model may think first. The template sees it as ``open_thinking`` (MiniMind) and as
+            ``enable_thinking`` (Qwen); by default neither is there, and the template decides.
+        **options
+            ``chat_template``: the name of one of several templates, or a template itself. ``documents``: a list of
+            dict. ``continue_final_message``: end within the last message, for the model to go on with; or the field of
+            it. Anything else is a variable that the template sees.
 
         Raises
         ------
@@ -198,57 +260,137 @@ class PretrainedTokenizer:
         CheckpointError
             When there is no template, or a wrong one.
         """
-        template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):  # several templates by name
-            template = {part.get("name"): part.get("template") for part in template}.get("default")
-        if not isinstance(template, str):
-            raise CheckpointError(
-                f"{self.name} has no chat template: neither {TOKENIZER_CONFIG} nor chat_template.jinja beside it "
-                "gives one. It is the tokenizer of a model that continues texts: use `generate`"
-            )
-        return chat_template.render(
-            template,
-            self.name,
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            open_thinking=open_thinking,
-            enable_thinking=open_thinking,
-            **{role: token for role in ROLES if (token := content(self.tokenizer_config.get(role))) is not None},
-        )
+        return self._rendered(
+            messages, tools, add_generation_prompt=add_generation_prompt, open_thinking=open_thinking, **options
+        ).text
+
+    def _rendered(
+        self,
+        messages: Any,
+        tools: Any = None,
+        *,
+        chat_template: str | None = None,
+        open_thinking: bool | None = None,
+        **options: Any,
+    ) -> Rendered:
+        thinking = {} if open_thinking is None else {"open_thinking": open_thinking, "enable_thinking": open_thinking}
+        template = self.chat_template(chat_template, tools)
+        variables = {**self.special_tokens_map, **thinking, **options}
+        return render(template, self.name, messages, tools, **variables)
+
+    def chat_template(self, name: str | None = None, tools: Any = None) -> str:
+        """Return the template of that name, or the one for a conversation with or without tools.
+
+        Raises
+        ------
+        ValueError, CheckpointError
+            When there is none.
+        """
+        return chosen(self.tokenizer_config.get("chat_template"), self.name, name, tools)
 
     def encode_chat(self, messages: Any, tools: Any = None, **options: Any) -> list[int]:
         """Return the ids of a conversation; only the template's own marks are special tokens.
 
-        A special token that stands in a message or in the description of a tool is spelled as text: whoever types
-        ``<|im_end|>`` does not end the turn. Otherwise the ids are those of
+        A special token that stands in a message, in the description of a tool or in a document is spelled as text:
+        whoever types ``<|im_end|>`` does not end the turn. Otherwise the ids are those of
         ``encode(apply_chat_template(messages, tools, **options))``.
         """
-        text = self.apply_chat_template(_each_text(messages, self._hide), _each_text(tools, self._hide), **options)
-        ids: list[int] = []
-        for i, part in enumerate(self._special.split(text)):  # text, special token, text, ..., text
-            ids += self.encode(part) if i % 2 else self.encode(self._show(part), split_special_tokens=True)
-        return ids
+        template = options.pop("chat_template", None)
+        hidden = {name: _each_text(value, self._hide) for name, value in options.items()}
+        text = self.apply_chat_template(
+            _each_text(messages, self._hide), _each_text(tools, self._hide), chat_template=template, **hidden
+        )
+        shown = self._show(text)
+        if self.split_special_tokens or (shown == text and not self._recognises_more):
+            return self.encode(shown)
+        marked = self._special.sub(lambda match: self._marks[match[0]], text)
+        library, real = self._marking
+        ids = library.encode(self._show(marked), add_special_tokens=False).ids
+        if not set(real.values()).isdisjoint(ids):  # the vocabulary itself has a typed token: it is cut in two
+            ids = library.encode(self._show(marked, cut=CUT), add_special_tokens=False).ids
+        return [real.get(i, i) for i in ids if real.get(i) != -1]
+
+    def encode_answers(self, messages: Any, tools: Any = None, **options: Any) -> tuple[list[int], list[bool]]:
+        """Return the ids of a conversation as one text, and which of them the assistant wrote.
+
+        The latter is what the template says by ``{% generation %}`` and ``{% endgeneration %}``: see `marks_answers`.
+        A token that has a character between them counts, as in transformers' `return_assistant_tokens_mask`.
+
+        Raises
+        ------
+        CheckpointError
+            When the template has no such tags, or has them where nobody can say where their text lies.
+        """
+        if not self.marks_answers(tools, options.get("chat_template")):
+            raise CheckpointError(f"the chat template of {self.name} has no {{% generation %}} tags")
+        text, spans = self._rendered(messages, tools, **options)
+        if spans is None:
+            raise CheckpointError(
+                f"the chat template of {self.name} has a {{% generation %}} tag in a macro, a filter or a recursive "
+                "loop: nobody can say where its text lies"
+            )
+        encoding = self._encoded(text)
+        mask = [any(start < to and end > since for since, to in spans) for start, end in encoding.offsets]
+        return encoding.ids, mask
+
+    def marks_answers(self, tools: Any = None, chat_template: str | None = None) -> bool:
+        """Whether the chat template says, by ``{% generation %}``, what the assistant wrote."""
+        return re.search(r"{%[-+]?\s*generation\s*[-+]?%}", self.chat_template(chat_template, tools)) is not None
+
+    @functools.cached_property
+    def _control_tokens(self) -> list[str]:
+        """The special tokens, and what else the config calls control tokens; the longest first."""
+        control = set(self.tokenizer_config.get("chat_control_tokens") or [])
+        added = self._added_tokens.items()
+        tokens = {t.content for i, t in added if t.special or i in self._left_out or t.content in control}
+        return sorted(tokens, key=lambda token: (-len(token), token))
 
     @functools.cached_property
     def _special(self) -> re.Pattern[str]:
-        """Any special token, in a group, so that `split` keeps it."""
-        tokens = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        longest_first = sorted(tokens, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        return re.compile("|".join(map(re.escape, self._control_tokens)) or "(?!)")
+
+    @functools.cached_property
+    def _recognises_more(self) -> bool:
+        """Whether the library may see a special token where its text does not stand: in capitals, for instance."""
+        tokens = [token for token in self._added_tokens.values() if token.content in self._control_tokens]
+        return any(token.normalized for token in tokens)
+
+    @functools.cached_property
+    def _marks(self) -> dict[str, str]:
+        """A text that nobody types for each special token."""
+        return {token: f"\U0010f000{secrets.token_hex(8)}\U0010f000" for token in self._control_tokens}
+
+    @functools.cached_property
+    def _marking(self) -> tuple[Any, dict[int, int]]:
+        """A tokenizer that knows the special tokens by these marks alone, and the special token's id for a mark's."""
+        import tokenizers
+
+        library = self._library_tokenizer()
+        added = {token.content: token for token in self._added_tokens.values()}
+        library.add_special_tokens([added[token] for token in self._control_tokens])
+        library.encode_special_tokens = True
+        library.add_tokens(
+            [
+                tokenizers.AddedToken(mark, lstrip=added[token].lstrip, rstrip=added[token].rstrip, normalized=False)
+                for token, mark in self._marks.items()
+            ]
+        )
+        library.add_tokens([tokenizers.AddedToken(CUT, normalized=False)])
+        real = {library.token_to_id(mark): library.token_to_id(token) for token, mark in self._marks.items()}
+        return library, {**real, library.token_to_id(CUT): -1}
 
     @functools.cached_property
     def _stand_ins(self) -> dict[str, str]:
         """A private-use character of Unicode's last plane for each character with which a special token begins."""
-        firsts = sorted({token.content[0] for token in self._tokenizer.get_added_tokens_decoder().values()})
+        firsts = sorted({token[0] for token in self._control_tokens})
         return {first: chr(0x10FF00 + i) for i, first in enumerate(firsts)}
 
     def _hide(self, text: str) -> str:
         """Give the first character of each special token in a message its stand-in: now it is none to a template."""
         return re.sub(f"(?={self._special.pattern}).", lambda match: self._stand_ins[match[0]], text, flags=re.DOTALL)
 
-    def _show(self, text: str) -> str:
-        return text.translate({ord(stand_in): first for first, stand_in in self._stand_ins.items()})
+    def _show(self, text: str, cut: str = "") -> str:
+        return text.translate({ord(stand_in): first + cut for first, stand_in in self._stand_ins.items()})
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -288,15 +430,15 @@ def _byte_characters() -> dict[str, int]:
 BYTES = _byte_characters()
 
 
-def content(token: Any) -> str | None:
-    """Return the text of a special token, which stands there alone or with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
+def cleaned_up(text: str) -> str:
+    """Return a text without the spaces that its decoder put before punctuation, as transformers does."""
+    for mark in (" .", " ?", " !", " ,"):
+        text = text.replace(mark, mark[1])
+    text = text.replace(" ' ", "'")
+    for ending in (" n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(ending, ending[1:])
+    return text
 
 
-def _library_tokenizer(tokenizer: dict[str, Any], name: str) -> Any:
-    with needs_extra("train", f"{name} needs tokenizers"):
-        import tokenizers
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{name} is not a tokenizer that the package tokenizers understands: {error}") from error
+def _size(vocabulary: Mapping[str, int]) -> int:
+    return max(vocabulary.values(), default=-1) + 1

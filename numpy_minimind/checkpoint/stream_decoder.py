@@ -26,6 +26,7 @@ class StreamDecoder:
         self.tokenizer, self.skip = tokenizer, skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._by_bytes: bool = getattr(tokenizer, "byte_level", False)
+        self._by_words: bool = getattr(tokenizer, "cleans_up", False)  # what comes may take a space away
         self._ids: list[int] = []  # for other tokenizers
         self._shown = 0
 
@@ -35,7 +36,8 @@ class StreamDecoder:
             return self._utf8.decode(self.tokenizer.token_bytes(int(i), self.skip))
         # No other decoder tells what a token adds by itself: decode all, and wait while the end may be cut.
         self._ids.append(int(i))
-        return self._new(self.tokenizer.decode(self._ids, self.skip).rstrip(REPLACEMENT))
+        text = self.tokenizer.decode(self._ids, self.skip).rstrip(REPLACEMENT)
+        return self._new(text.rpartition(" ")[0] if self._by_words else text)
 
     def flush(self) -> str:
         """Return what was held back; a character that was never completed is U+FFFD."""

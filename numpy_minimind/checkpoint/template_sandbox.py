@@ -3,8 +3,8 @@
 A template is a small program that came with the weights. jinja2's immutable sandbox keeps it from touching anything but
 what it is given; it does not keep it from writing ``'a'.center(3000000000)``. Hence two rules:
 
-* Only what chat templates use is there: the filters, methods and globals that are listed below. The rest of jinja2's
-  and of Python's is refused by its name.
+* Only what is listed below is there: nearly all of jinja2's filters and globals and most of what strings, lists and
+  numbers can do. The rest is refused by its name.
 * What is there is paid for. A turn of a loop and a run of a macro count as steps; a text or a list costs its length
   wherever it is made, written, compared or handed on. A conversation may cost `MAX_STEPS` and `MAX_WORK`.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sized
@@ -24,24 +25,40 @@ MAX_STEPS = 100_000  # turns of loops and runs of macros
 MAX_WORK = 2**27  # characters
 ITEM = 64  # what one place of a list costs, in characters: about as much time
 
+ESCAPED = 12  # characters for one, at most
+MAX_WIDTH = 1000  # of a number or a text that is formatted
+MAX_BITS = 64  # of a number that a template reckons with
+
 # Filters that look at each item; that write or compare what they are given; and those that only pick.
 ITERATING = {"items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr"}
 WRITING = {
-    *("capitalize", "dictsort", "float", "int", "join", "lower", "replace", "safe", "sort", "string", "title"),
-    *("tojson", "trim", "unique", "upper"),
+    *("batch", "capitalize", "center", "dictsort", "e", "escape", "filesizeformat", "float", "forceescape", "format"),
+    *("groupby", "indent", "int", "join", "lower", "max", "min", "pprint", "replace", "round", "safe", "slice", "sort"),
+    *("string", "striptags", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"),
+    *("wordwrap", "xmlattr"),
 }
-PICKING = {"count", "d", "default", "first", "last", "length"}
+LISTING = {"groupby", "join", "max", "min", "slice", "sort", "sum", "unique"}  # which take a generator as a list
+ESCAPING = {"e", "escape", "forceescape", "urlencode", "xmlattr"}
+PICKING = {"abs", "attr", "count", "d", "default", "first", "last", "length", "random"}
 COMPARING = {"!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan"} | {
     *("lt", "ne"),
 }
 
-STRING_METHODS = {
-    *("capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdecimal", "isdigit"),
-    *("islower", "isnumeric", "isspace", "isupper", "join", "lower", "lstrip", "partition", "removeprefix"),
-    *("removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines"),
-    *("startswith", "strip", "swapcase", "title", "upper"),
+METHODS: dict[type, set[str]] = {
+    str: {
+        *("capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "format_map"),
+        *("index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric"),
+        *("isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition"),
+        *("removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip"),
+        *("split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "zfill"),
+    },
+    Mapping: {"copy", "get", "items", "keys", "values"},
+    list: {"copy", "count", "index"},
+    tuple: {"count", "index"},
+    range: {"count", "index", "start", "step", "stop"},
+    int: {"bit_count", "bit_length", "denominator", "imag", "is_integer", "numerator", "real"},
+    float: {"imag", "is_integer", "real"},
 }
-DICT_METHODS = {"get", "items", "keys", "values"}
 
 
 class Refusal(Exception):
@@ -58,8 +75,6 @@ def weigh(value: Any, left: int = MAX_WORK) -> int:
         return len(value)
     if isinstance(value, range):
         return ITEM * (1 + len(value))
-    if type(value).__name__ == "Namespace":
-        raise TooMuch("it uses a namespace as a value")
     total = ITEM
     for part in _parts(value):
         total += ITEM + weigh(part, left - total)
@@ -69,6 +84,8 @@ def weigh(value: Any, left: int = MAX_WORK) -> int:
 
 
 def _parts(value: Any) -> Iterator[Any]:
+    if type(value).__name__ == "Namespace":
+        value = value._Namespace__attrs
     if isinstance(value, Mapping):
         yield from value
         yield from value.values()
@@ -94,7 +111,50 @@ def cost_of_method(text: str, name: str, arguments: tuple[Any, ...]) -> int:
         return ITEM * len(text) // 4  # of what there is, at most every other character is a part
     if name == "join" and isinstance(first, Sized):
         return len(text) * len(first)
+    if name in ("center", "ljust", "rjust", "zfill"):
+        return len(text) + positive(first)
+    if name == "expandtabs":
+        return len(text) + text.count("\t") * (8 if first is None else positive(first))
     return len(text)
+
+
+def escaping(*values: Any) -> int:
+    """Return how many characters may come of one where a text is safe HTML, to which others are added escaped."""
+    return ESCAPED if any(hasattr(value, "__html__") for value in values) else 1
+
+
+def positive(number: Any) -> int:
+    """Return a number that a template gives for a width or a count; 0 for what is none."""
+    return max(number, 0) if isinstance(number, int) else 0
+
+
+def cost_of_filter(name: str, given: dict[str, Any], size: int) -> int:
+    """Return what a filter makes of values of that size beyond them, at most; `given` holds its arguments by name."""
+    text = next(iter(given.values()))
+    if name in ("batch", "slice"):
+        return ITEM * positive(given["linecount" if name == "batch" else "slices"])
+    if name == "center":
+        return positive(given["width"])
+    if name == "indent":
+        width = given["width"]
+        return (1 + str(text).count("\n")) * (len(width) if isinstance(width, str) else positive(width))
+    if name == "wordwrap":  # cuts what is left of a long word again and again
+        return size * (size // max(positive(given["width"]), 1) + len(given["wrapstring"] or ""))
+    if name == "sum" and not isinstance(given["start"], (int, float)):  # lists are joined, each time into a new one
+        return length(text) // ITEM * size // ITEM
+    if name == "format":
+        return cost_of_percent(str(text), [*given["args"], given["kwargs"]])
+    if name == "round" and abs(given["precision"]) > 100:
+        raise TooMuch("it rounds to more than 100 digits")
+    return size * {"striptags": 1 + str(text).count("<"), "pprint": 8}.get(name, ESCAPED if name in ESCAPING else 0)
+
+
+def cost_of_percent(text: str, values: Any) -> int:
+    """Return what `text % values` will write, at most."""
+    begin = "[%)]" if "%(" in text else "%"  # behind it, or behind a name in parentheses, a width may stand
+    if re.search(rf"{begin}[-#0 +]*(\d{{4,}}|\*|\d*\.(\d{{4,}}|\*))", text):
+        raise TooMuch(f"it formats a text with a width or precision of more than {MAX_WIDTH - 1}: {text!r:.100}")
+    return len(text) + text.count("%") * (MAX_WIDTH + weigh(values))
 
 
 def tojson(
@@ -121,12 +181,24 @@ def raise_exception(message: str) -> None:
     raise Refusal(message)
 
 
+class TemplateDict:
+    """What `dict` is to a template: it makes one, and changes none."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """Return a dict with these keys and one value."""
+        return dict.fromkeys(*args)
+
+
 @functools.cache
 def environment() -> Any:
     """Return the environment of transformers (immutable sandbox, no HTML escapes), with bounds."""
-    from jinja2 import nodes, visitor
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import nodes, pass_eval_context, utils, visitor
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
     class Guards(visitor.NodeTransformer):
         """Put into a template what counts its steps, and what weighs the values that no operator or call makes."""
@@ -169,13 +241,73 @@ def environment() -> Any:
     def hook(function: str, *arguments: Any) -> Any:
         return nodes.Call(nodes.EnvironmentAttribute(function), list(arguments), [], None, None)
 
+    class Generation(Extension):
+        """``{% generation %}`` and ``{% endgeneration %}``: what stands between them the assistant wrote."""
+
+        tags = {"generation"}  # noqa: RUF012  # jinja2 reads it so
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        @pass_eval_context
+        def _marked(self, _: Any, caller: Callable[[], str]) -> str:
+            return self.environment.marked(caller)  # type: ignore[attr-defined]
+
+    class Namespace(utils.Namespace):
+        """Variables that outlive a loop; none may have a name that Python looks for."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:  # without a name for self, which a variable may have
+            variables = dict(*args[1:], **kwargs)
+            for name in variables:
+                check_name(name)
+            utils.Namespace.__init__(args[0], variables)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            check_name(name)
+            super().__setitem__(name, value)
+
+    def check_name(name: Any) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a variable of a namespace must not begin with an underscore, got {name!r}")
+
+    class Formatter(SandboxedFormatter):
+        """What `format` does to a text, with bounds."""
+
+        def convert_field(self, value: Any, conversion: Any) -> Any:
+            return super().convert_field(self._env.weighed(value), conversion)  # type: ignore[attr-defined]
+
+        def format_field(self, value: Any, format_spec: str) -> Any:
+            if re.search(r"\d{4,}", format_spec):
+                raise TooMuch(
+                    f"it formats with a width or precision of more than {MAX_WIDTH - 1}: {format_spec!r:.100}"
+                )
+            return self._env.made(super().format_field(value, format_spec))  # type: ignore[attr-defined]
+
     class Environment(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset(("*", "**", "+", "%"))
-        steps = work = 0
+        steps = work = written = depth = 0
+        spans: list[tuple[int, str]]
 
-        def begin(self) -> None:
-            """Count from nothing: for each conversation anew."""
-            self.steps = self.work = 0
+        def write(self, template: Any, variables: dict[str, Any]) -> tuple[str, list[tuple[int, int]] | None]:
+            """Return the text, and where in it the assistant's parts are (None: nobody can say); count from nothing."""
+            self.steps = self.work = self.written = self.depth = 0
+            self.spans, pieces = [], []
+            for piece in template.generate(**variables):
+                pieces.append(piece)
+                self.written += len(piece)
+            text = "".join(pieces)
+            found = all(text.startswith(part, start) for start, part in self.spans)  # not in a macro or a filter
+            return text, [(start, start + len(part)) for start, part in self.spans] if found else None
+
+        def marked(self, caller: Callable[[], str]) -> str:
+            self.depth += 1
+            text = caller()
+            self.depth -= 1
+            if not self.depth:
+                self.spans.append((self.written, text))
+            return text
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
             return Guards().visit(super()._parse(source, name, filename)).set_environment(self)
@@ -208,51 +340,71 @@ def environment() -> Any:
         # -- what a template may use
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            if isinstance(obj, str):
-                return attr in STRING_METHODS
-            if isinstance(obj, Mapping):
-                return attr in DICT_METHODS
-            return not isinstance(obj, (list, tuple, int, float, range)) and super().is_safe_attribute(obj, attr, value)
+            if isinstance(obj, tuple) and attr in getattr(obj, "_fields", ()):  # of `groupby`
+                return True
+            known = next((names for kind, names in METHODS.items() if isinstance(obj, kind)), None)
+            return super().is_safe_attribute(obj, attr, value) if known is None else attr in known
 
         def wrap_str_format(self, value: Any) -> None:
-            """Let `format` be an attribute like any other: one that is not there."""
+            """Let `format` be a method like any other: `call` sees to it."""
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             owner = getattr(function, "__self__", None)
             if owner is self:  # a hook of ours
                 return function(*args)
+            self.spend(ITEM)
             if isinstance(owner, str):
                 args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
-                self.spend(cost_of_method(owner, function.__name__, args))
+                self.spend(cost_of_method(owner, function.__name__, (*args, *kwargs.values())) * escaping(owner))
+                if function.__name__ in ("format", "format_map"):
+                    return self.formatted(owner, function.__name__, args, kwargs)
+            elif isinstance(owner, (list, tuple)):
+                self.weighed(owner)
             for argument in (*args, *kwargs.values()):
-                if type(argument).__name__ != "Namespace":
+                if not isinstance(argument, Namespace):
                     self.weighed(argument)
             return self.made(super().call(context, function, *args, **kwargs))
 
+        def formatted(self, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+            if name == "format_map":
+                (kwargs,), args = args, ()
+            return Formatter(self).vformat(text, args, kwargs)
+
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**":
-                raise TooMuch("it takes powers, for which a template has no use")
+            bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
+            if operator == "**" and len(bits) == 2:
+                bits.append(bits[0] * right)
+            if max(bits, default=0) > MAX_BITS:
+                raise TooMuch(f"it reckons with numbers of more than {MAX_BITS} bits")
             if operator == "%" and isinstance(left, str):
-                raise TooMuch("it formats a text with %, for which a template has no use")
-            if any(isinstance(value, int) and abs(value) > 2**63 for value in (left, right)):
-                raise TooMuch("it reckons with numbers of more than 64 bits")
+                self.spend(cost_of_percent(left, right) * escaping(left))
             if operator == "*":
                 for value, times in ((left, right), (right, left)):
                     if isinstance(value, (str, list, tuple)) and isinstance(times, int):
                         self.spend(weigh(value) * max(times, 0))
             elif operator == "+":
-                self.spend(length(left) + length(right))
+                self.spend((length(left) + length(right)) * escaping(left, right))
             return super().call_binop(context, operator, left, right)
 
         def guarded(self, name: str, function: Any) -> Callable[..., Any]:
             """Return a filter, or a test, that pays for what it looks at and for what it makes."""
             first = 1 if hasattr(function, "jinja_pass_arg") else 0  # before it stands the context, or its like
 
+            plain = inspect.unwrap(function)  # without jinja2's own wrapper, which may bring a context of its own
+            parameters = list(inspect.signature(plain).parameters.values())
+            signature = inspect.Signature(parameters[hasattr(plain, "jinja_pass_arg") :])
+
             @functools.wraps(function)
             def paying(*args: Any, **kwargs: Any) -> Any:
-                values = [list(arg) if name == "join" and isinstance(arg, Iterator) else arg for arg in args[first:]]
+                values = [list(arg) if name in LISTING and isinstance(arg, Iterator) else arg for arg in args[first:]]
+                size = ITEM
                 for value in (*values, *kwargs.values()):
-                    self.spend(length(value) if name in ITERATING else weigh(value, MAX_WORK - self.work))
+                    size += length(value) if name in ITERATING else weigh(value, MAX_WORK - self.work)
+                self.spend(size)
+                if name in WRITING:
+                    given = signature.bind(*values, **kwargs)
+                    given.apply_defaults()
+                    self.spend(cost_of_filter(name, given.arguments, size))
                 if name == "replace" and len(values) > 1:
                     self.spend(cost_of_method(str(values[0]), name, tuple(values[1:])))
                 if name == "list" and isinstance(values[0], str):
@@ -263,7 +415,7 @@ def environment() -> Any:
 
             return paying
 
-    sandbox = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    sandbox = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     sandbox.finalize = sandbox.weighed
     sandbox.filters["tojson"] = tojson
     sandbox.filters = {
@@ -275,6 +427,7 @@ def environment() -> Any:
         name: sandbox.guarded(name, function) if name in COMPARING else function
         for name, function in sandbox.tests.items()
     }
-    kept = {name: sandbox.globals[name] for name in ("range", "dict", "namespace")}
-    sandbox.globals = {**kept, "raise_exception": raise_exception, "strftime_now": strftime_now}
+    kept = {name: sandbox.globals[name] for name in ("cycler", "joiner", "range")}
+    ours = {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    sandbox.globals = {**kept, **ours, "dict": TemplateDict(), "namespace": Namespace}
     return sandbox

@@ -71,12 +71,24 @@ def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[Mi
         folder = Path(tokenizer)
     loaded = load_tokenizer(folder)
     if loaded.vocab_size > model.config.vocab_size:
-        raise CheckpointError(
-            f"{folder} holds a tokenizer of {loaded.vocab_size:,} tokens and {path} a model that knows only "
-            f"{model.config.vocab_size:,}: they do not belong together"
-        )
+        _check_tokens_beyond(model.config.vocab_size, loaded, f"{folder} holds a tokenizer", f"{path} a model")
     model.to(device)
     return model, loaded
+
+
+def _check_tokens_beyond(rows: int, tokenizer: Any, holds: str, model: str) -> None:
+    """Accept tokens for which a model has no rows if they are added ones, such as a padding token; warn of them.
+
+    The model never writes one, and a text that has one in it is refused. Its end mark it must be able to write.
+    """
+    needed = [i + 1 for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
+    if max(getattr(tokenizer, "base_vocab_size", tokenizer.vocab_size), *needed, 0) > rows:
+        raise CheckpointError(
+            f"{holds} of {tokenizer.vocab_size:,} tokens and {model} that knows only {rows:,}: "
+            "they do not belong together"
+        )
+    tokens = ", ".join(repr(tokenizer.decode([i], False)) for i in range(rows, tokenizer.vocab_size))
+    warn(f"{holds} with tokens that {model} of {rows:,} does not know: {tokens}")
 
 
 def warn_of_unknown(tokenizer: Any, text: str) -> None:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         max_new_tokens=args.max_new_tokens,
         rng=np.random.default_rng(args.seed),
         on_token=stream.write,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=min(tokenizer.vocab_size, model.config.vocab_size),
         **sampling,
     )
     seconds = time.perf_counter() - began

@@ -157,5 +157,5 @@ def fingerprint_of(tokenizer: Any) -> str:
     if isinstance(tokenizer, CharTokenizer):
         parts: Any = [tokenizer.characters, tokenizer.bos_token]
     else:
-        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template")]
+        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template"), *tokenizer.added_by_config]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -119,6 +119,11 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
             f"--tokenizer {name} makes a new vocabulary, and the model of --init-from has its own: leave it out"
         )
     model, tokenizer = load_model(path, "cpu", name)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {path} has {tokenizer.vocab_size} tokens and its model rows for "
+            f"{model.config.vocab_size}: it cannot learn the others"
+        )
     if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
         raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
     changes = dict(field_and_value(text) for text in settings["set"])

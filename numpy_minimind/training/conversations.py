@@ -1,9 +1,10 @@
 r"""Supervised fine-tuning data: a conversation becomes a row of ids of which only the assistant's answers are learned.
 
-The conversation is rendered by the tokenizer's chat template, tokenised as one text, and cut. A label stands on each
-token after ``<|im_start|>assistant\n`` up to and with ``<|im_end|>\n``; every other token is read and not learned.
-The marks are looked for among the ids, as MiniMind does; so a text that itself contains them counts as what it looks
-like, in training as it will when the model is used.
+The conversation is rendered by the tokenizer's chat template, tokenised as one text, and cut. Where the template says
+by ``{% generation %}`` what the assistant wrote, a label stands on each of these tokens, and on no other: its author
+knows. Otherwise one stands on each token after ``<|im_start|>assistant\n`` up to and with ``<|im_end|>\n``. Every other
+token is read and not learned. The marks are looked for among the ids, as MiniMind does; so a text that itself contains
+them counts as what it looks like, in training as it will when the model is used.
 """
 
 from __future__ import annotations
@@ -99,16 +100,21 @@ def check_tokenizer(tokenizer: Any) -> None:
     Raises
     ------
     ValueError
-        For one of characters, one without the marks of a turn, and one without a chat template.
+        For one of characters, one without a chat template, and one whose template neither writes the marks of a turn
+        nor says what the assistant wrote.
     """
     if isinstance(tokenizer, CharTokenizer):
         raise ValueError(
             "a conversation needs marks for its turns, and this tokenizer has only characters: begin with a model "
             "that was trained with --tokenizer bpe:N, or with MiniMind's"
         )
-    _mark(tokenizer, BEGIN)
-    _mark(tokenizer, END)
-    tokenizer.apply_chat_template([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+    example = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    if not tokenizer.marks_answers():
+        _mark(tokenizer, BEGIN)
+        _mark(tokenizer, END)
+        tokenizer.apply_chat_template(example)
+    elif not any(tokenizer.encode_answers(example)[1]):
+        raise ValueError("the chat template has a {% generation %} tag, but marks nothing of an answer by it")
 
 
 def messages_and_tools(record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any] | None]:
@@ -144,6 +150,10 @@ def render(record: dict[str, Any], tokenizer: Any) -> str:
 
 def conversation_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
     """Render, tokenise, cut to `seq_len` ids, and label the answers."""
+    messages, tools = messages_and_tools(record)
+    if tokenizer.marks_answers(tools):
+        encoded, answered = (np.array(part[:seq_len]) for part in tokenizer.encode_answers(messages, tools))
+        return Row(encoded, np.where(answered, encoded, IGNORE))
     ids = tokenizer.encode_array(render(record, tokenizer))[:seq_len].astype(np.int64)
     return Row(ids, label_answers(ids, tokenizer))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, PretrainedTokenizer, load_tokenizer
+from numpy_minimind.checkpoint import CharTokenizer, PretrainedTokenizer, load_tokenizer
 from numpy_minimind.checkpoint.stream_decoder import StreamDecoder
 
 pytest.importorskip("tokenizers")
@@ -215,8 +215,3 @@ def test_the_table_of_bytes_is_the_library_s(bpe: PretrainedTokenizer) -> None:
             assert bpe.token_bytes(bpe._tokenizer.token_to_id(name)) == bytes([byte])
     assert sum(map(bool, BYTE_NAMES)) == 243
     assert len({bpe.token_bytes(i, skip_special_tokens=False) for i in range(320)}) == 320
-
-
-def test_a_role_that_is_not_there_names_the_tokenizer(bpe: PretrainedTokenizer) -> None:
-    with pytest.raises(CheckpointError, match=r"names '<s>' as its bos_token, which mine does not hold"):
-        PretrainedTokenizer(bpe.tokenizer_json, {"bos_token": "<s>"}, name="mine")

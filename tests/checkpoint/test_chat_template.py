@@ -182,8 +182,141 @@ def test_a_template_file_goes_before_the_config(bpe: PretrainedTokenizer, tmp_pa
 def test_of_several_templates_the_default_is_taken(bpe: PretrainedTokenizer) -> None:
     several = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
     assert with_template(bpe, several).apply_chat_template([U("x")]) == "yes"
-    with pytest.raises(CheckpointError, match="mine has no chat template"):
+    with pytest.raises(CheckpointError, match=r"mine has no default chat template; choose one by .*: 'rag'"):
         with_template(bpe, several[:1]).apply_chat_template([U("x")])
+
+
+def test_a_template_can_be_named_or_given(bpe: PretrainedTokenizer) -> None:
+    several = {"default": "D", "tool_use": "T{{ tools[0].name }}", "rag": "R{{ documents[0].title }}"}
+    tokenizer, tools = with_template(bpe, several), [{"name": "f"}]
+    assert tokenizer.apply_chat_template([U("x")]) == "D"
+    assert tokenizer.apply_chat_template([U("x")], tools) == "Tf"
+    assert tokenizer.apply_chat_template([U("x")], tools, chat_template="default") == "D"
+    assert tokenizer.apply_chat_template([U("x")], chat_template="rag", documents=[{"title": "t"}]) == "Rt"
+    assert tokenizer.apply_chat_template([U("x")], chat_template="{{ 1 + 1 }}") == "2"
+    assert bpe.apply_chat_template([U("x")], chat_template="{{ eos_token }}") == "<|im_end|>"
+    with pytest.raises(ValueError, match="no chat template 'ragg': it has 'default', 'rag', 'tool_use'"):
+        tokenizer.apply_chat_template([U("x")], chat_template="ragg")
+    with pytest.raises(TypeError, match=r"documents\[0\] must be a dict"):
+        tokenizer.apply_chat_template([U("x")], documents=["t"])
+
+
+@pytest.mark.parametrize("template", [3, ["a"], [{"name": "default"}], {"default": None}, [{"template": "x"}]])
+def test_what_is_no_template(bpe: PretrainedTokenizer, template: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"the chat template of mine is .*, expected a text, or several texts by"):
+        with_template(bpe, template).apply_chat_template([U("x")])
+
+
+def test_templates_lie_in_files_too(bpe: PretrainedTokenizer, tmp_path: Path) -> None:
+    def text() -> str:
+        return load(tmp_path).apply_chat_template([U("x")])
+
+    with_template(bpe, None).save(tmp_path)
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "json"}', "utf-8")
+    assert text() == "json"  # of an older processor: better than none
+    with_template(bpe, "config").save(tmp_path)
+    assert text() == "config"
+    (tmp_path / "chat_template.jinja").write_text("file", "utf-8")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("rag", "utf-8")
+    assert text() == "file"
+    assert load(tmp_path).apply_chat_template([U("x")], chat_template="rag") == "rag"
+    (tmp_path / "chat_template.jinja").unlink()  # now the others alone stand for those of the config
+    with pytest.raises(CheckpointError, match="no default chat template"):
+        text()
+
+
+# -- the end of a text that goes on ------------------------------------------------------------------------------
+
+GOES_ON = {
+    "whole": ([U("q"), A("so ")], True, "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nso "),
+    "thought": ([U("q"), {**A("x"), "reasoning_content": "hm"}], "reasoning_content", "<think>\nhm"),
+    "thought, by another name": ([U("q"), {**A("x"), "thinking": "hm"}], "thinking", "<think>\nhm"),
+}
+
+
+@pytest.mark.parametrize(("messages", "field", "end"), GOES_ON.values(), ids=GOES_ON.keys())
+def test_the_last_message_goes_on(
+    bpe: PretrainedTokenizer, theirs: dict[str, Any], messages: Any, field: Any, end: str
+) -> None:
+    text = bpe.apply_chat_template(messages, continue_final_message=field)
+    assert text.endswith(end)
+    assert text == theirs["ours"].apply_chat_template(messages, tokenize=False, continue_final_message=field)
+
+
+def test_a_trimmed_message_and_one_of_parts_go_on(bpe: PretrainedTokenizer) -> None:
+    trims = with_template(bpe, "{{ messages[0].content | trim }}<end>")
+    assert trims.apply_chat_template([A("a b ")], continue_final_message=True) == "a b"
+    parts = with_template(bpe, "{% for part in messages[0].content %}{{ part.text }}{% endfor %}<end>")
+    given = [{"role": "assistant", "content": [{"text": "a"}, {"text": "b"}, {"type": "image"}]}]
+    assert parts.apply_chat_template(given, continue_final_message=True) == "ab"
+    assert given[0]["content"] == [{"text": "a"}, {"text": "b"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "message"),
+    [
+        ("{{ messages[0].content }}", {"add_generation_prompt": True}, "goes on with the last message, add_gen"),
+        ("{{ messages[0].content[:1] }}", {}, "does not write the last message's 'content' whole"),
+        ("{{ messages[0].role }}", {}, "the chat template writes no 'content'"),
+        ("{{ messages[0].content }}", {"continue_final_message": "thinking"}, "has no text 'thinking' to go on with"),
+    ],
+)
+def test_a_message_that_cannot_go_on(bpe: PretrainedTokenizer, template: str, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_template(bpe, template).apply_chat_template([A("abc")], **{"continue_final_message": True, **options})
+
+
+# -- what the assistant wrote ------------------------------------------------------------------------------------
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{% endfor %}"
+)
+
+
+def test_generation_tags_say_what_the_assistant_wrote(bpe: PretrainedTokenizer) -> None:
+    tokenizer = with_template(bpe, MARKED)
+    ids, mask = tokenizer.encode_answers([U("hi"), A("你好 yo"), U("?"), A("")])
+    assert ids == tokenizer.encode(tokenizer.apply_chat_template([U("hi"), A("你好 yo"), U("?"), A("")]))
+    parts = [tokenizer.decode([i for i, m in zip(ids, mask) if m == own], False) for own in (True, False)]
+    assert parts[0] == "你好 yo<|im_end|><|im_end|>"
+    assert parts[1].count("<|im_end|>") == 2
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+def test_the_mask_is_that_of_transformers(
+    bpe: PretrainedTokenizer, theirs: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    expected = theirs["ours"].apply_chat_template(
+        messages, chat_template=MARKED, return_assistant_tokens_mask=True, return_dict=True
+    )
+    ids, mask = with_template(bpe, MARKED).encode_answers(messages)
+    assert ids == expected["input_ids"]
+    assert [*map(int, mask)] == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content }}", "has no {% generation %} tags"),
+        ("{% macro f() %}{% generation %}x{% endgeneration %}{% endmacro %}ab{{ f() }}", ""),
+        ("ab{% filter upper %}{% generation %}x{% endgeneration %}{% endfilter %}", "nobody can say where its text"),
+    ],
+)
+def test_a_mask_that_nobody_can_make(bpe: PretrainedTokenizer, template: str, message: str) -> None:
+    tokenizer = with_template(bpe, template)
+    if message:
+        with pytest.raises(CheckpointError, match=message):
+            tokenizer.encode_answers([U("x")])
+    else:  # of a macro the place happens to be known
+        assert tokenizer.encode_answers([U("x")])[1] == [False, False, True]
+
+
+def test_a_mark_in_a_mark_is_the_outer_one_s(bpe: PretrainedTokenizer) -> None:
+    nested = "a{% generation %}b{% generation %}c{% endgeneration %}{% endgeneration %}d"
+    assert with_template(bpe, nested).encode_answers([U("x")])[1] == [False, True, True, False]
 
 
 def test_without_a_template(bpe: PretrainedTokenizer) -> None:
@@ -210,7 +343,7 @@ def test_without_a_template(bpe: PretrainedTokenizer) -> None:
         ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
         ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "powers"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{% for i in range(1000000000) %}{% endfor %}", "Range too big"),
         ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "more than 100,000 turns"),
         ("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "makes texts and lists"),
@@ -225,6 +358,7 @@ def test_without_a_template(bpe: PretrainedTokenizer) -> None:
             "makes texts and lists",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% set n = namespace() %}{% set n.n = n %}{{ n }}", "recursion"),
     ],
 )
 def test_a_wrong_template_is_an_error_that_names_it(bpe: PretrainedTokenizer, template: str, message: str) -> None:
@@ -232,30 +366,65 @@ def test_a_wrong_template_is_an_error_that_names_it(bpe: PretrainedTokenizer, te
         with_template(bpe, template).apply_chat_template([U("x")])
 
 
+TOO_LONG = "makes texts and lists"
 HUGE = {
-    "'a'.center(3000000000)": "'center' of 'str' object is unsafe",
-    "'a'.ljust(3000000000)": "'ljust'",
-    "'1'.zfill(3000000000)": "'zfill'",
-    "'\t'.expandtabs(3000000000)": "'expandtabs'",
-    "'a'.translate({97: 'b' * 60000})": "'translate'",
-    "'{:3000000000}'.format(1)": "'format' of 'str' object is unsafe",
-    "'{0.__class__}'.format(1)": "'format'",
-    "'%3000000000d' % 1": "formats a text with %",
-    "'%3000000000d' | format(1)": "No filter named 'format'",
-    "'a' | center(3000000000)": "No filter named 'center'",
-    "'a' | attr('center')": "No filter named 'attr'",
-    "['a'] | map('center', 3000000000) | join": "No filter named 'center'",
-    "[1] | batch(1000000000, 'x') | list": "No filter named 'batch'",
-    "[1] | slice(1000000000) | list": "No filter named 'slice'",
-    "[[1]] | sum(start=[])": "No filter named 'sum'",
-    "'a' | indent(3000000000, true)": "No filter named 'indent'",
-    "1.5 | round(1000000000, 'ceil')": "No filter named 'round'",
+    "'a'.center(3000000000)": TOO_LONG,
+    "'a'.ljust(3000000000)": TOO_LONG,
+    "'1'.zfill(3000000000)": TOO_LONG,
+    "'\t'.expandtabs(3000000000)": TOO_LONG,
+    "'\t'.expandtabs(tabsize=3000000000)": TOO_LONG,
+    "'a'.translate({97: 'b' * 60000})": "'translate' of 'str' object is unsafe",
+    "'a'.encode().center(3000000000)": "'encode'",
+    "(1).to_bytes(3000000000)": "'to_bytes'",
+    "(('<' * 999999) | safe).join(['', ''] * 99)": TOO_LONG,
+    "('%s' | safe) % ('<' * 14999999)": TOO_LONG,
+    "('' | safe) + '<' * 14999999": TOO_LONG,
+    "dict.update(messages[0], {'a': 1})": "has no attribute 'update'",
+    "namespace(__call__=1)": "must not begin with an underscore",
+    "namespace({'_x': 1})": "must not begin with an underscore",
+    "'{:3000000000}'.format(1)": "formats with a width",
+    "'{:{}}'.format(1, 3000000000)": "formats with a width",
+    "'{:.3000000000f}'.format(1.5)": "formats with a width",
+    "'{x:3000000000}'.format_map({'x': 1})": "formats with a width",
+    "('{0}' * 99999).format('a' * 9999)": TOO_LONG,
+    "'{0.__class__.__mro__}'.format('a')": "'__class__' of 'str' object is unsafe",
+    "'%3000000000d' % 1": "formats a text with a width",
+    "'%.3000000000f' % 1.5": "formats a text with a width",
+    "'%0-5.3000000000d' % 1": "formats a text with a width",
+    "'%*d' % (3000000000, 1)": "formats a text with a width",
+    "'%(a(b)%c)3000000000d' % {'a(b)%c': 1}": "formats a text with a width",
+    "('%(a)s' * 99999) % {'a': 'a' * 9999}": TOO_LONG,
+    "'%3000000000d' | format(1)": "formats a text with a width",
+    "'%(a)3000000000d' | format(a=1)": "formats a text with a width",
+    "'a' | center(3000000000)": TOO_LONG,
+    "'a' | center(width=3000000000)": TOO_LONG,
+    "('a' | attr('center'))(3000000000)": TOO_LONG,
+    "('{:3000000000}' | attr('format'))(1)": "formats with a width",
+    "['a'] | map('center', 3000000000) | join": TOO_LONG,
+    "[1] | batch(1000000000, 'x') | list": TOO_LONG,
+    "[1] | slice(1000000000) | list": TOO_LONG,
+    "[1] | slice(slices=1000000000) | list": TOO_LONG,
+    "range(99999) | map('list') | list": "not iterable",
+    "(range(9999) | batch(1)) | sum(start=[])": TOO_LONG,
+    "'a' | indent(3000000000, true)": TOO_LONG,
+    "('\n' * 99999) | indent(9999, blank=true)": TOO_LONG,
+    "('\n' * 9999) | indent('a' * 99999, blank=true)": TOO_LONG,
+    "('a' * 999999) | wordwrap(1)": TOO_LONG,
+    "('a ' * 99999) | wordwrap(1, wrapstring='b' * 99999)": TOO_LONG,
+    "('<' * 14999999) | escape": TOO_LONG,
+    "('\U0001f600' * 14999999) | urlencode": TOO_LONG,
+    "('<!-- -->' * 99999) | striptags": TOO_LONG,
+    "1.5 | round(1000000000, 'ceil')": "rounds to more than 100 digits",
+    "15 | round(-1000000000)": "rounds to more than 100 digits",
     "lipsum(n=1000000)": "'lipsum' is undefined",
+    "'a' | urlize": "No filter named 'urlize'",
     "messages | tojson(indent=500000000)": "indent or separators of more than 16",
     "messages | tojson(separators=(',' * 9999, ':'))": "indent or separators of more than 16",
     "strftime_now('%999999999d')": "asks for the date in the form '%999999999d'",
     "99999 * 99999 * 99999 * 99999 * 99999": "numbers of more than 64 bits",
-    "('a' * 99999).replace('a', 'b' * 99999)": "makes texts and lists",
+    "9 ** 9 ** 9": "numbers of more than 64 bits",
+    "2 ** 1000000000": "numbers of more than 64 bits",
+    "('a' * 99999).replace('a', 'b' * 99999)": TOO_LONG,
     "('a' * 99999) | replace('a', 'b' * 99999)": "makes texts and lists",
     "('a' * 99999).join(range(9999) | map('string'))": "makes texts and lists",
     "range(9999) | join('a' * 99999)": "makes texts and lists",
@@ -309,6 +478,20 @@ def test_what_grows_from_turn_to_turn_is_refused(bpe: PretrainedTokenizer, expre
 def test_what_takes_no_end_of_turns_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
     with pytest.raises(CheckpointError, match="loops and macros take more than 5,000 turns"):
         with_template(bpe, template).apply_chat_template([U("x")])
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% block a %}{% if n.d < 40 %}{% set n.d = n.d + 1 %}{{ self.a() }}{{ self.a() }}{% set n.d = n.d - 1 %}"
+        "{% endif %}{% endblock %}",
+        "{% for i in range(40) %}{% set n.d = namespace(a=n.d, b=n.d) %}{% endfor %}{{ n.d }}",
+    ],
+)
+def test_what_holds_itself_without_end_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
+    with pytest.raises(CheckpointError, match="makes texts and lists"):
+        with_template(bpe, "{% set n = namespace(d=0) %}" + template).apply_chat_template([U("x")])
 
 
 @pytest.mark.usefixtures("narrow")

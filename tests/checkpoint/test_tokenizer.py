@@ -246,12 +246,31 @@ def test_special_tokens_may_be_spelled_with_properties(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("normalizer", [None, {"type": "Lowercase"}])
-def test_a_role_for_a_token_that_is_not_there(tmp_path: Path, normalizer: Any) -> None:
+def test_a_role_for_a_token_that_is_not_there_adds_it(tmp_path: Path, normalizer: Any) -> None:
     pytest.importorskip("tokenizers")
     edited(tmp_path, normalizer=normalizer)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}', "utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json names '<s>' as its bos_token"):
-        load_tokenizer(tmp_path)
+    t = load_tokenizer(tmp_path)
+    assert (t.bos_token_id, t.vocab_size, t.encode("a<s>b")) == (6, 7, [4, 6, 5])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eos_token": "<|endoftext|>"},
+        {"added_tokens_decoder": {"6": {"content": "<|call|>", "special": True}}},
+        {"extra_special_tokens": ["<|call|>"]},
+        {"additional_special_tokens": ["<|call|>"]},
+        {"mask_token": "<mask>"},
+    ],
+)
+def test_a_tokenizer_of_characters_to_which_a_config_adds_is_the_library_s(tmp_path: Path, config: Any) -> None:
+    pytest.importorskip("tokenizers")
+    edited(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    for role, more in ({}, CharTokenizer), ({"pad_token": None}, CharTokenizer), (config, PretrainedTokenizer):
+        file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **role}), "utf-8")
+        assert type(load_tokenizer(tmp_path)) is more
 
 
 def test_missing_files_say_what_is_there(tmp_path: Path) -> None:

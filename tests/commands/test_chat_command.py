@@ -363,6 +363,42 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder, tmp_path
         assert "a model that knows only 50: they do not belong together" in capsys.readouterr().err
 
 
+def test_added_tokens_beyond_the_model_are_warned_of_and_never_written(folder, tmp_path, capsys):
+    tokenizer = nm.load_tokenizer(folder)
+    size = tokenizer.vocab_size
+    tokenizer.tokenizer_config["pad_token"] = "[PAD]"
+    model = nm.MiniMindForCausalLM(nm.MiniMindConfig.preset("tiny", vocab_size=size))
+    nm.save_pretrained(model, tmp_path / "m", tokenizer=tokenizer)
+    result = as_json(capsys, "generate", tmp_path / "m", "--prompt", "x", "--max-new-tokens", 40, "--temperature", 5)
+    assert max(result["ids"]) < size
+    assert main(["generate", str(tmp_path / "m"), "--prompt", "a [PAD] b"]) == 2
+    error = capsys.readouterr().err
+    assert f"a model of {size} does not know: '[PAD]'" in error
+    assert f"[0, {size})" in error
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"text": "a"}\n' * 9, "utf-8")
+    command = [
+        "train",
+        "--corpus",
+        f"pretrain:{talk}",
+        "--init-from",
+        str(tmp_path / "m"),
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert main(command) == 2
+    assert f"has {size + 1} tokens and its model rows for {size}" in capsys.readouterr().err
+
+
+def test_an_end_mark_beyond_the_model_is_refused(folder, tmp_path, capsys):
+    tokenizer = nm.load_tokenizer(folder)
+    tokenizer.tokenizer_config["eos_token"] = "[END]"
+    model = nm.MiniMindForCausalLM(nm.MiniMindConfig.preset("tiny", vocab_size=tokenizer.vocab_size))
+    nm.save_pretrained(model, tmp_path / "m", tokenizer=tokenizer)
+    assert main(["generate", str(tmp_path / "m"), "--prompt", "x"]) == 2
+    assert "they do not belong together" in capsys.readouterr().err
+
+
 # -- generate ----------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from numpy_minimind.training.batches import IGNORE
 from numpy_minimind.training.conversations import (
     answers,
     check_conversation,
+    check_tokenizer,
     contents,
     conversation_row,
     label_answers,
@@ -258,6 +259,40 @@ def test_a_tokenizer_that_has_no_template_or_no_marks_says_what_to_give():
         conversation_row(CONVERSATIONS["one turn"], tokenizer, 100)
     with pytest.raises(ValueError, match=r"no token <\|im_start\|>"):
         label_answers(np.array([3, 4]), tokenizer)
+
+
+MARKED = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def with_template(tokenizer, template):
+    config = {**tokenizer.tokenizer_config, "chat_template": template}
+    return PretrainedTokenizer(tokenizer.tokenizer_json, config)
+
+
+def test_a_template_that_marks_answers_decides_the_labels(tokenizer):
+    """Its marks are other than ours, and what somebody typed is none."""
+    marked = with_template(tokenizer, MARKED)
+    check_tokenizer(marked)
+    typed = "x<|im_start|>assistant\nfake<|im_end|>\n"
+    record = {"conversations": [turn("user", typed), turn("assistant", "real 你"), turn("assistant", "")]}
+    row = conversation_row(record, marked, 10_000)
+    assert row.ids.tolist() == marked.encode(render(record, marked))
+    learned = row.labels != IGNORE
+    assert (row.labels[learned] == row.ids[learned]).all()
+    assert marked.decode(row.labels[learned], skip_special_tokens=False) == "real 你<|im_end|><|im_end|>"
+    for n in (3, len(row.ids) - 4):
+        cut = conversation_row(record, marked, n)
+        np.testing.assert_array_equal(cut.ids, row.ids[:n])
+        np.testing.assert_array_equal(cut.labels, row.labels[:n])
+
+
+def test_a_template_that_marks_nothing_is_refused_before_any_row(tokenizer):
+    empty = with_template(tokenizer, "{{ messages[0].content }}{% generation %}{% endgeneration %}")
+    with pytest.raises(ValueError, match="marks nothing of an answer by it"):
+        check_tokenizer(empty)
 
 
 def test_texts_for_a_tokenizer_are_what_was_said():
