@@ -373,7 +373,7 @@ def test_added_tokens_beyond_the_model_are_warned_of_and_never_written(folder, t
     assert max(result["ids"]) < size
     assert main(["generate", str(tmp_path / "m"), "--prompt", "a [PAD] b"]) == 2
     error = capsys.readouterr().err
-    assert f"a model of {size} does not know: '[PAD]'" in error
+    assert f"a model of {size:,} does not know: '[PAD]'" in error
     assert f"[0, {size})" in error
     talk = tmp_path / "talk.jsonl"
     talk.write_text('{"text": "a"}\n' * 9, "utf-8")

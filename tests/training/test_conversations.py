@@ -282,7 +282,8 @@ def test_a_template_that_marks_answers_decides_the_labels(tokenizer):
     assert row.ids.tolist() == marked.encode(render(record, marked))
     learned = row.labels != IGNORE
     assert (row.labels[learned] == row.ids[learned]).all()
-    assert marked.decode(row.labels[learned], skip_special_tokens=False) == "real 你<|im_end|><|im_end|>"
+    answers = marked.decode(row.labels[learned], skip_special_tokens=False)
+    assert answers.removeprefix(" ") == "real 你<|im_end|><|im_end|>"  # the space may be one token with the word
     for n in (3, len(row.ids) - 4):
         cut = conversation_row(record, marked, n)
         np.testing.assert_array_equal(cut.ids, row.ids[:n])
