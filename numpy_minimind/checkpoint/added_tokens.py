@@ -45,7 +45,7 @@ def merged(
         said.pop("additional_special_tokens", None)
     config |= said
     listed = config.get("extra_special_tokens") or []
-    special = {content(token) for token in (*map(config.get, ROLES), *listed)}
+    special = [content(token) for token in (*map(config.get, ROLES), *listed)]
     decoder = {
         _whole(index, token): {"content": token, "special": token in special, "normalized": token not in special}
         for token, index in added_tokens.items()
@@ -95,7 +95,9 @@ def tokens_to_add(tokenizer: dict[str, Any], config: dict[str, Any]) -> tuple[li
 
 def tokens_of(tokenizer: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Return the added tokens of tokenizer.json, by id."""
-    return {token["id"]: _flags(token) for token in tokenizer.get("added_tokens") or []}
+    added = tokenizer.get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return {token["id"]: _flags(token) for token in tokens if {"id", "content"} <= token.keys()}
 
 
 def _decoder(told: Any) -> dict[int, dict[str, Any]]:
@@ -141,7 +143,8 @@ def _roles(tokenizer: dict[str, Any], config: dict[str, Any], named: dict[str, T
     }
     yield from ((key, value) for key, value in own.items() if isinstance(value, dict))
     texts: dict[str, Token] = {key: value for key, value in own.items() if isinstance(value, str)}
-    yield from (texts | named or config.get("model_specific_special_tokens") or {}).items()
+    given = config.get("model_specific_special_tokens")
+    yield from (texts | named or (given if isinstance(given, dict) else {})).items()
 
 
 def _token(token: Any, where: str) -> Token:

@@ -99,14 +99,10 @@ class PretrainedTokenizer:
             ) from error
         library.no_truncation()
         library.no_padding()
+        added: list[Any] = [{"content": t, "special": True} if isinstance(t, str) else t for t in self._added]
+        flags = [{flag: token[flag] for flag in FLAGS if flag in token} for token in added]
         try:
-            for token in self._added:
-                flags = (
-                    {"special": True}
-                    if isinstance(token, str)
-                    else {flag: token[flag] for flag in FLAGS if flag in token}
-                )
-                library.add_tokens([tokenizers.AddedToken(content(token), **flags)])
+            library.add_tokens([tokenizers.AddedToken(t["content"], **given) for t, given in zip(added, flags)])
         except TypeError as error:
             raise CheckpointError(
                 f"{TOKENIZER_CONFIG} beside {self.name} adds a token that is none: {error}"
@@ -340,7 +336,8 @@ class PretrainedTokenizer:
     @functools.cached_property
     def _control_tokens(self) -> list[str]:
         """The special tokens, and what else the config calls control tokens; the longest first."""
-        control = set(self.tokenizer_config.get("chat_control_tokens") or [])
+        listed = self.tokenizer_config.get("chat_control_tokens")
+        control = listed if isinstance(listed, list) else []
         added = self._added_tokens.items()
         tokens = {t.content for i, t in added if t.special or i in self._left_out or t.content in control}
         return sorted(tokens, key=lambda token: (-len(token), token))

@@ -995,6 +995,16 @@ def test_an_entry_that_is_no_token(contents: dict[str, Any], config: dict[str, A
         one(contents, config)
 
 
+@pytest.mark.parametrize("added", [3, ["<x>"], [{"content": "<x>"}], [{"id": 0}]])
+def test_a_tokenizer_json_with_wrong_tokens(contents: dict[str, Any], tmp_path: Path, added: Any) -> None:
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": ["a"], "pad_token": 3}', "utf-8")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**contents["bytes"], "added_tokens": added}), "utf-8")
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json is not a tokenizer|eos_token of tokenizer_config\.json"
+    ):
+        load_tokenizer(tmp_path)
+
+
 def test_older_files_that_cannot_be_used_are_named(contents: dict[str, Any], tmp_path: Path) -> None:
     folder = FOLDERS["added_tokens.json"]._replace(files={"added_tokens.json": {"<x>": "293"}})
     with pytest.raises(CheckpointError, match=r"added_tokens\.json has '<x>': '293', expected the token's id"):

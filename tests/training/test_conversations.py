@@ -262,7 +262,7 @@ def test_a_tokenizer_that_has_no_template_or_no_marks_says_what_to_give():
 
 
 MARKED = (
-    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
+    "{% for m in messages %}{{ m.role }}:\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 
