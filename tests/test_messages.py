@@ -49,13 +49,14 @@ def on_a_terminal(monkeypatch):
     Progress(0, 1)
 
 
+HELLO = [{"role": "user", "content": "hello"}]
 MISSING = {
     "matplotlib": ("train", "pictures need", lambda tmp_path, m: figure(1, 1)),
     "threadpoolctl": ("train", "measuring needs", lambda tmp_path, m: limit_blas(1).__enter__()),
     "tqdm": ("train", "the progress bar needs", lambda tmp_path, m: on_a_terminal(m)),
     "safetensors": ("train", "checkpoints need", lambda tmp_path, m: RunFolder(tmp_path / "run").create(False)),
     "tokenizers": ("train", "BPE needs", lambda tmp_path, m: PretrainedTokenizer.train_bpe(["a"], 300)),
-    "jinja2": ("interop", "a chat template needs", lambda tmp_path, m: chat_template.render("", "a template", [])),
+    "jinja2": ("interop", "a chat template needs", lambda tmp_path, m: chat_template.render("", "a template", HELLO)),
 }
 
 
