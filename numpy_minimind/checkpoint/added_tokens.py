@@ -121,7 +121,8 @@ def _extra(config: dict[str, Any]) -> tuple[list[Token], dict[str, Token]]:
     """Return the special tokens that are listed, and those that are named."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if isinstance(extra, dict):
-        return [], {name: _token(token, f"extra_special_tokens[{name}]") for name, token in extra.items()}
+        listed, _ = _extra({"extra_special_tokens": config.get("additional_special_tokens")})
+        return listed, {name: _token(token, f"extra_special_tokens[{name}]") for name, token in extra.items()}
     if not isinstance(extra, list):
         raise CheckpointError(
             f"extra_special_tokens of {TOKENIZER_CONFIG} is {type(extra).__name__}, expected a list or an object"

@@ -176,6 +176,8 @@ def _written(template: str, name: str, sees: dict[str, Any]) -> Rendered:
         raise ValueError(f"the chat template of {name} refuses this conversation: {error}") from None
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template of {name} is wrong in line {error.lineno}: {error.message}") from None
+    except SyntaxError as error:  # of Python, to which jinja2 translates: a {% break %} outside a loop, for instance
+        raise CheckpointError(f"the chat template of {name} is wrong: {error.msg}") from None
     except (jinja2.TemplateError, TooMuch, ArithmeticError, LookupError, MemoryError, RecursionError) as error:
         raise CheckpointError(_failure(name, error)) from None
     except (TypeError, ValueError, AttributeError) as error:  # of the template's own expressions

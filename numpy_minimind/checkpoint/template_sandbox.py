@@ -28,6 +28,7 @@ ITEM = 64  # what one place of a list costs, in characters: about as much time
 ESCAPED = 12  # characters for one, at most
 MAX_WIDTH = 1000  # of a number or a text that is formatted
 MAX_BITS = 64  # of a number that a template reckons with
+MAX_SHOWN = 10_000  # characters, roughly, of a namespace that is written out
 
 # Filters that look at each item; that write or compare what they are given; and those that only pick.
 ITERATING = {"items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr"}
@@ -41,8 +42,9 @@ LISTING = {"groupby", "join", "max", "min", "slice", "sort", "sum", "unique"}  #
 ESCAPING = {"e", "escape", "forceescape", "urlencode", "xmlattr"}
 PICKING = {"abs", "attr", "count", "d", "default", "first", "last", "length", "random"}
 COMPARING = {"!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan"} | {
-    *("lt", "ne"),
+    *("lower", "lt", "ne", "upper"),
 }
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # as `splitlines` sees them
 
 METHODS: dict[type, set[str]] = {
     str: {
@@ -95,9 +97,18 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def length(value: Any) -> int:
     """Return what a text or a list costs by itself, whatever it holds."""
-    if isinstance(value, str):
-        return len(value)
+    return len(value) if isinstance(value, str) else turns(value)
+
+
+def turns(value: Any) -> int:
+    """Return what it costs to look at each item of a list, or at each character of a text."""
     return ITEM * len(value) if isinstance(value, Sized) else 0
+
+
+def check_bits(bits: int) -> None:
+    """Refuse a number of so many bits: to divide two that have millions takes hours."""
+    if bits > MAX_BITS:
+        raise TooMuch(f"it reckons with numbers of more than {MAX_BITS} bits")
 
 
 def cost_of_method(text: str, name: str, arguments: tuple[Any, ...]) -> int:
@@ -137,13 +148,20 @@ def cost_of_filter(name: str, given: dict[str, Any], size: int) -> int:
         return positive(given["width"])
     if name == "indent":
         width = given["width"]
-        return (1 + str(text).count("\n")) * (len(width) if isinstance(width, str) else positive(width))
+        lines = 1 + sum(str(text).count(end) for end in LINE_ENDS)
+        return lines * (len(width) if isinstance(width, str) else positive(width))
     if name == "wordwrap":  # cuts what is left of a long word again and again
         return size * (size // max(positive(given["width"]), 1) + len(given["wrapstring"] or ""))
     if name == "sum" and not isinstance(given["start"], (int, float)):  # lists are joined, each time into a new one
         return length(text) // ITEM * size // ITEM
     if name == "format":
         return cost_of_percent(str(text), [*given["args"], given["kwargs"]])
+    if name == "replace":
+        return cost_of_method(str(text), name, (given["old"], given["new"]))
+    if name == "join":
+        return len(str(given["d"])) * len(text)
+    if name in ("title", "wordcount"):  # which take it apart
+        return cost_of_method(str(text), "split", ())
     if name == "round" and abs(given["precision"]) > 100:
         raise TooMuch("it rounds to more than 100 digits")
     return size * {"striptags": 1 + str(text).count("<"), "pprint": 8}.get(name, ESCAPED if name in ESCAPING else 0)
@@ -215,7 +233,7 @@ def environment() -> Any:
             node.body.insert(0, nodes.ExprStmt(step).set_lineno(node.lineno))
             return node
 
-        visit_Macro = visit_CallBlock = counted
+        visit_Macro = visit_CallBlock = visit_Block = counted
 
         def weighed(self, node: Any) -> Any:
             self.generic_visit(node)
@@ -267,6 +285,9 @@ def environment() -> Any:
         def __setitem__(self, name: str, value: Any) -> None:
             check_name(name)
             super().__setitem__(name, value)
+
+        def __repr__(self) -> str:  # of namespaces in namespaces it has no end, in the message of an error, too
+            return super().__repr__() if weigh(self, MAX_SHOWN) <= MAX_SHOWN else "<Namespace>"
 
     def check_name(name: Any) -> None:
         if str(name).startswith("_"):
@@ -332,6 +353,7 @@ def environment() -> Any:
 
         def made(self, value: Any) -> Any:
             self.spend(length(value))
+            check_bits(value.bit_length() if isinstance(value, int) else 0)
             return value
 
         def joined(self, *parts: Any) -> str:
@@ -358,7 +380,7 @@ def environment() -> Any:
                 self.spend(cost_of_method(owner, function.__name__, (*args, *kwargs.values())) * escaping(owner))
                 if function.__name__ in ("format", "format_map"):
                     return self.formatted(owner, function.__name__, args, kwargs)
-            elif isinstance(owner, (list, tuple)):
+            elif isinstance(owner, (list, tuple, range)):
                 self.weighed(owner)
             for argument in (*args, *kwargs.values()):
                 if not isinstance(argument, Namespace):
@@ -374,8 +396,7 @@ def environment() -> Any:
             bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
             if operator == "**" and len(bits) == 2:
                 bits.append(bits[0] * right)
-            if max(bits, default=0) > MAX_BITS:
-                raise TooMuch(f"it reckons with numbers of more than {MAX_BITS} bits")
+            check_bits(max(bits, default=0))
             if operator == "%" and isinstance(left, str):
                 self.spend(cost_of_percent(left, right) * escaping(left))
             if operator == "*":
@@ -399,18 +420,12 @@ def environment() -> Any:
                 values = [list(arg) if name in LISTING and isinstance(arg, Iterator) else arg for arg in args[first:]]
                 size = ITEM
                 for value in (*values, *kwargs.values()):
-                    size += length(value) if name in ITERATING else weigh(value, MAX_WORK - self.work)
+                    size += turns(value) if name in ITERATING else weigh(value, MAX_WORK - self.work)
                 self.spend(size)
                 if name in WRITING:
                     given = signature.bind(*values, **kwargs)
                     given.apply_defaults()
                     self.spend(cost_of_filter(name, given.arguments, size))
-                if name == "replace" and len(values) > 1:
-                    self.spend(cost_of_method(str(values[0]), name, tuple(values[1:])))
-                if name == "list" and isinstance(values[0], str):
-                    self.spend(ITEM * len(values[0]))
-                if name == "join" and len(values) + len(kwargs) > 1:
-                    self.spend(len(str((*values, *kwargs.values())[1])) * len(values[0]))
                 return self.made(function(*args[:first], *values, **kwargs))
 
             return paying

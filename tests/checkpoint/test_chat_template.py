@@ -340,6 +340,9 @@ def test_without_a_template(bpe: PretrainedTokenizer) -> None:
         ("{{ messages[0].content + 1 }}", "failed on this conversation"),
         ("{{ 1 / 0 }}", "failed on this conversation"),
         ("{% include 'x' %}", "failed on this conversation"),
+        ("{% break %}", "is wrong: 'break' outside loop"),
+        ("{% for i in [1] %}" * 25 + "{% endfor %}" * 25, "is wrong: too many statically nested blocks"),
+        ("{% if true %}" * 120 + "{% endif %}" * 120, "is wrong: too many levels of indentation"),
         ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
         ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
@@ -428,6 +431,14 @@ HUGE = {
     "('a' * 99999) | replace('a', 'b' * 99999)": "makes texts and lists",
     "('a' * 99999).join(range(9999) | map('string'))": "makes texts and lists",
     "range(9999) | join('a' * 99999)": "makes texts and lists",
+    "('a' * 99999) | replace(old='a', new='b' * 99999)": TOO_LONG,
+    "range(9999) | join(attribute=none, d='a' * 99999)": TOO_LONG,
+    "('\ra' * 99999) | indent(9999)": TOO_LONG,
+    "('\u2028a' * 99999) | indent(9999)": TOO_LONG,
+    "('ab ' * 9999999) | title": TOO_LONG,
+    "('ab ' * 9999999) | wordcount": TOO_LONG,
+    "('f' * 999999) | int(base=16) // 3": "numbers of more than 64 bits",
+    "('f' * 999999) | int(base=16) is divisibleby 3": "numbers of more than 64 bits",
     "('a ' * 30000000).split()": "makes texts and lists",
     "('a' * 30000000) | list": "makes texts and lists",
 }
@@ -473,6 +484,8 @@ def test_what_grows_from_turn_to_turn_is_refused(bpe: PretrainedTokenizer, expre
     [
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
         "{% for i in range(9999) %}{% for j in range(9999) if j < 0 %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(d=0) %}{% block a %}{% if n.d < 40 %}{% set n.d = n.d + 1 %}{{ self.a() }}{{ self.a() }}"
+        "{% set n.d = n.d - 1 %}{% endif %}{% endblock %}",
     ],
 )
 def test_what_takes_no_end_of_turns_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
@@ -480,23 +493,37 @@ def test_what_takes_no_end_of_turns_is_refused(bpe: PretrainedTokenizer, templat
         with_template(bpe, template).apply_chat_template([U("x")])
 
 
+TWOFOLD = "{% set n = namespace(d=0) %}{% for i in range(40) %}{% set n.d = namespace(a=n.d, b=n.d) %}{% endfor %}"
+
+
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(
-    "template",
+    ("use", "message"),
     [
-        "{% block a %}{% if n.d < 40 %}{% set n.d = n.d + 1 %}{{ self.a() }}{{ self.a() }}{% set n.d = n.d - 1 %}"
-        "{% endif %}{% endblock %}",
-        "{% for i in range(40) %}{% set n.d = namespace(a=n.d, b=n.d) %}{% endfor %}{{ n.d }}",
+        ("n.d", "makes texts and lists"),
+        ("raise_exception(n.d)", "refuses this conversation: <Namespace>"),
+        ("{}[n.d].x", "has no element <Namespace>"),
+        ("([{}] | map(attribute=n.d) | first).x", "has no element <Namespace>"),
+        ("[1].index(n.d)", "<Namespace> is not in list"),
     ],
 )
-def test_what_holds_itself_without_end_is_refused(bpe: PretrainedTokenizer, template: str) -> None:
-    with pytest.raises(CheckpointError, match="makes texts and lists"):
-        with_template(bpe, "{% set n = namespace(d=0) %}" + template).apply_chat_template([U("x")])
+def test_namespaces_in_namespaces_are_not_written_out(bpe: PretrainedTokenizer, use: str, message: str) -> None:
+    with pytest.raises((CheckpointError, ValueError), match=message):
+        with_template(bpe, TWOFOLD + f"{{{{ {use} }}}}").apply_chat_template([U("x")])
 
 
 @pytest.mark.usefixtures("narrow")
-def test_what_looks_through_lists_without_end_is_refused(bpe: PretrainedTokenizer) -> None:
-    endless = "{% for i in range(9999) %}{{ range(9999) | select('none') | list | length }}{% endfor %}"
+@pytest.mark.parametrize(
+    "look",
+    [
+        "range(9999) | select('none') | list | length",
+        "('a' * 99999) | select('none') | list | length",
+        "range(9999).count(1.5)",
+        "('a' * 99999) is lower",
+    ],
+)
+def test_what_looks_through_lists_without_end_is_refused(bpe: PretrainedTokenizer, look: str) -> None:
+    endless = f"{{% for i in range(4999) %}}{{{{ {look} }}}}{{% endfor %}}"
     with pytest.raises(CheckpointError, match="makes texts and lists"):
         with_template(bpe, endless).apply_chat_template([U("x")])
 

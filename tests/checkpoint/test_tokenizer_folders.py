@@ -247,6 +247,13 @@ FOLDERS = {
         "ab <x> c</s> .",
         294,
     ),
+    "extra, a list in older words and names": Folder(
+        "bytes",
+        {"additional_special_tokens": ["<x>"], "extra_special_tokens": {"call_token": "<|call|>"}},
+        [73, 293, 74, 229, 294, 229, 75, 36, 23, 91, 38, 229, 22, 2],
+        "ab  c</s> .",
+        295,
+    ),
     "extra, not special in tokenizer.json": Folder(
         "bytes",
         {"extra_special_tokens": ["<|im_end|>"]},
