@@ -75,7 +75,7 @@ def find_corpus(settings: dict[str, Any], stored: Mapping[str, Any], folder: Run
     tokenizer = None if made_again else load_tokenizer(folder.model)
     for name in there:
         corpus = corpus_of(name, tokenizer)
-        if corpus.fingerprint == stored["fingerprint"]:
+        if stored["fingerprint"] in (corpus.fingerprint, getattr(corpus, "older_fingerprint", None)):
             break
     else:
         raise ValueError(_another_text(there, first))
@@ -99,7 +99,9 @@ def _another_text(there: list[str], first: str) -> str:
 
 def _instead(differing: Mapping[str, Any], settings: Mapping[str, Any], done: int, folder: Path) -> str:
     """Say why these settings cannot change, and by which command to have them."""
-    listed = ", ".join(f"{_flag(name)} {value} (the run has {settings.get(name)})" for name, value in differing.items())
+    listed = ", ".join(
+        f"{_flag(name)} {_shown(value)} (the run has {_shown(settings.get(name))})" for name, value in differing.items()
+    )
     say = [f"--resume continues the run as it was begun; leave out {listed}."]
     if done >= settings["steps"]:
         say.append(f"All its {done} steps are done, and its learning rate has come to its end.")
@@ -141,7 +143,7 @@ def _flag(name: str) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.12g}"  # 0.0002 and not 0.00020000000000000001
-    return (" ".join(value) or "none") if isinstance(value, list) else str(value)
+    return (" ".join(value) if isinstance(value, list) else "" if value is None else str(value)) or "none"
 
 
 def _free(folder: Path) -> Path:

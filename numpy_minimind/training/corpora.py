@@ -217,7 +217,7 @@ class JsonLinesCorpus:
         if not callable(tokenizer):
             self.kind.check_tokenizer(tokenizer)
         self.lines = JsonLines(path, self.kind.check)
-        self.fingerprint = self.lines.fingerprint
+        self.fingerprint, self.older_fingerprint = self.lines.fingerprint, self.lines.older_fingerprint
         self.train, self.held = split_lines(len(self.lines))
         self.notes = (f"{Path(path).name} has {self.lines.complaint()}",) if self.lines.n_bad else ()
         self.tokenizer = _made(tokenizer, self._texts())

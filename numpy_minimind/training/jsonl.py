@@ -58,6 +58,8 @@ class JsonLines:
     n_bad : int
     fingerprint : str
         SHA-256 of what was read, as a rule the whole file, with LF at the end of each line.
+    older_fingerprint : str
+        The same with the lines' ends as they are, which earlier versions kept.
 
     Raises
     ------
@@ -76,10 +78,11 @@ class JsonLines:
             raise file_not_found("there is no such file", path)
         require_lasting(path, str(path), "when a line's turn comes")
         refuse_folder(path, "a file of JSONL")
-        offsets, digest, place, first = array("q"), hashlib.sha256(), 0, b""
+        offsets, digest, older, place, first = array("q"), hashlib.sha256(), hashlib.sha256(), 0, b""
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
                 digest.update(line[:-2] + b"\n" if line.endswith(b"\r\n") else line)  # either is the same text
+                older.update(line)
                 begin, place = place, place + len(line)
                 if number == 1 and line.startswith(BOM):
                     begin, line = begin + len(BOM), line[len(BOM) :]
@@ -97,7 +100,7 @@ class JsonLines:
                     if len(offsets) == limit:
                         break
         self.offsets = np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64)
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint, self.older_fingerprint = digest.hexdigest(), older.hexdigest()
         wrong = shape(first) if self.n_bad and self.n_bad >= len(offsets) else ""
         if wrong:
             raise ValueError(f"{self.path} {wrong}. {how_to_convert(path)}")

@@ -1,5 +1,6 @@
 """Nothing in a run depends on where it lies (open case Q02), and what cannot change is said with a command (Q14)."""
 
+import hashlib
 import itertools
 import json
 import shlex
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.checkpoint.resume import load_resume
+from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
 from numpy_minimind.cli import main
 from tests.commands.test_train import assert_same_run
@@ -126,6 +127,21 @@ def test_jsonl_a_tokenizer_and_the_model_at_the_beginning_are_moved(tmp_path, ca
     assert "another run" in capsys.readouterr().err
 
 
+def test_a_run_of_an_earlier_version_goes_on_with_jsonl_whose_lines_end_in_crlf(tmp_path):
+    pytest.importorskip("tokenizers")
+    path = tmp_path / "pre.jsonl"
+    path.write_bytes("".join(json.dumps({"text": f"fox {i}"}) + "\r\n" for i in range(30)).encode())
+    run = ["--corpus", f"pretrain:{path}", "--tokenizer", "bpe:280", *RUN, "--steps", 2, "--out"]
+    train(*run, tmp_path / "whole")
+    train(*run, tmp_path / "run", "--stop-after", 1)
+    arrays, stored = load_resume(tmp_path / "run/resume.safetensors")
+    older = {**stored, "fingerprint": hashlib.sha256(path.read_bytes()).hexdigest()}  # with the lines' ends
+    assert older != stored
+    save_resume(tmp_path / "run/resume.safetensors", arrays, older)
+    train("--resume", "--out", tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def command_in(error):
     """The last line of an error, as the words of a command after `python -m numpy_minimind`."""
     words = shlex.split(error.rstrip("\n").rpartition("\n")[2])
@@ -164,4 +180,6 @@ def test_an_unfinished_run_says_how_to_end_early_and_another_model_is_another_ru
         train("--resume", *flags, "--out", home / "a/run", code=2)
         error = capsys.readouterr().err
         assert f"leave out {flags[0]}" in error and "begin it in a folder of its own, without --resume" in error
+    train("--resume", "--init-from", home / "whole", "--out", home / "a/run", code=2)
+    assert "(the run has none)" in capsys.readouterr().err
     assert np.isfinite(nm.from_pretrained(home / "a/run").model.norm.weight.data).all()
