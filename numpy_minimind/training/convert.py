@@ -70,11 +70,8 @@ def _pair_of(record: dict[str, Any]) -> tuple[str, str] | None:
 
 def first_record(value: Any) -> dict[str, Any]:
     """Return the first record that a value of JSON holds, {} when there is none."""
-    inside = value[:1] if isinstance(value, list) else [value]
-    if inside and isinstance(inside[0], dict):
-        field = _field_of_records(inside[0])
-        return inside[0][field][0] if field else inside[0]
-    return {}
+    first = next(_records_of(value), None)
+    return first if isinstance(first, dict) else {}
 
 
 def is_record(value: Any) -> bool:
@@ -87,7 +84,13 @@ def _field_of_records(value: dict[str, Any]) -> str | None:
     if is_record(value):
         return None
     lists = {field: inside for field, inside in value.items() if isinstance(inside, list) and inside}
-    return next((field for field, inside in lists.items() if all(isinstance(r, dict) for r in inside)), None)
+    found = (field for field, inside in lists.items() if all(isinstance(r, dict) for r in inside))
+    return next((field for field in found if not _are_messages(lists[field])), None)
+
+
+def _are_messages(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
 
 
 def how_to_convert(path: PathLike, prefix: str = "") -> str:
@@ -136,7 +139,10 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def records(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a text of JSON: of an array, inside an object, or one after the other."""
+    """Yield the objects of a text of JSON: of an array, inside an object, or one after the other.
+
+    A string and a list of messages, which have no name there, become {"text"} and {"conversations"}.
+    """
     decoder, place = json.JSONDecoder(), 0
     while True:
         while place < len(text) and text[place] in BETWEEN:
@@ -144,11 +150,24 @@ def records(text: str) -> Iterator[dict[str, Any]]:
         if place == len(text):
             return
         value, place = decoder.raw_decode(text, place)
-        field = _field_of_records(value) if isinstance(value, dict) else None
-        for record in value if isinstance(value, list) else value[field] if field else [value]:
+        for record in _records_of(value):
             if not isinstance(record, dict):
                 raise ValueError(f"{json.dumps(record)[:40]} is no object")
             yield record
+
+
+def _records_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        yield {"text": value}
+    elif _are_messages(value):
+        yield {"conversations": value}
+    elif isinstance(value, list):
+        for inside in value:
+            yield from _records_of(inside)
+    elif isinstance(value, dict) and (field := _field_of_records(value)):
+        yield from _records_of(value[field])
+    else:
+        yield value
 
 
 def in_our_names(record: dict[str, Any]) -> dict[str, Any]:

@@ -476,14 +476,14 @@ def _look_for_records(name: str, text: str) -> tuple[str, ...]:
         value, end = json.JSONDecoder().raw_decode(begin)
     except (ValueError, RecursionError):
         value, end = None, 0
-    first = first_record(value)
-    if name.endswith(".jsonl") or is_record(first):
+    first, rest = first_record(value), begin[end:].lstrip()[:1]
+    is_json = rest in ("", "{", ",") if isinstance(value, dict) else isinstance(value, list) and not rest
+    if name.endswith(".jsonl") or (is_json and is_record(first)):
         wrong = shape(begin.partition("\n")[0].encode("utf-8", "surrogatepass"))
         if wrong:
             prefix = f"{_kind_of(first)}:"
             raise ValueError(f"{name} {wrong}: it is no running text. {how_to_convert(name, prefix)}")
         raise ValueError(_forgotten_prefix(name, first))
-    is_json = isinstance(value, dict | list) and begin[end:].lstrip()[:1] in ("", "{", "[", ",")
     return (f"{Path(name).name} is JSON, and is read as running text, brackets and all",) if is_json else ()
 
 

@@ -79,6 +79,34 @@ def test_other_people_s_names_are_named_and_converted(name, array, prefix, tmp_p
     assert lines.read([0, 1]) == TALKS
 
 
+@pytest.mark.parametrize(
+    ("value", "converted"),
+    [
+        (["a", "b"], [{"text": "a"}, {"text": "b"}]),
+        ([USER, ASSISTANT], TALKS[:1]),
+        ([[USER, ASSISTANT]] * 2, TALKS),
+        ([NAMES["ShareGPT"]["conversations"]] * 2, TALKS),
+        ({"data": [{"items": TEXTS}]}, TEXTS),
+    ],
+)
+def test_texts_and_conversations_without_a_name_get_one(value, converted, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(dumped(value), encoding="utf-8")
+    with pytest.raises(ValueError, match="it is no running text") as caught:
+        load_corpus(str(path))
+    kind, _, target = convert(str(caught.value)).partition(":")
+    check = check_text if kind == "pretrain" else check_conversation
+    lines = JsonLines(target, check)
+    assert lines.read(range(len(lines))) == converted
+
+
+def test_messages_under_another_name_are_no_records(tmp_path):
+    path = tmp_path / "preferences.jsonl"
+    path.write_text(dumped({"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r'no good line.*no field "conversations"'):
+        JsonLines(path, check_conversation)
+
+
 def test_bad_lines_among_good_ones_say_what_to_write(tmp_path):
     path = tmp_path / "talk.jsonl"
     others = [NAMES["ShareGPT"], NAMES["OpenAI"], NAMES["Alpaca"]]
@@ -125,6 +153,9 @@ def test_a_conversion_writes_all_or_nothing(tmp_path):
         ("numbers.json", "[1, 2, 3]", "is JSON, and is read as running text"),
         ("table.csv", "a,b\n1,2\n", "is read as running text, separators and all"),
         ("poem.txt", "[1] Smith, J. (1990)\n[2] ...", None),
+        ("sources.txt", "[1][2] say so.", None),
+        ("quoted.txt", '["What?"] he said.', None),
+        ("prose.txt", '{"text": "a"} is what a line looks like.', None),
         ("notes.md", "[a link](there) {and so on}", None),
         ("code.c", "{ int a; }", None),
         ("deep.txt", "[" * 100_000, None),
