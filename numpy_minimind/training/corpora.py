@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ class TextCorpus:
 
         Such a piece is, as a rule, the last block of the text alone.
         """
-        unknown = Unknown(self.tokenizer, [self.text])
+        unknown = Unknown(self.tokenizer, chain(*split_text(self.text)))  # in parts: a large text takes much memory
         short = sum(len(part) for part in self.train if len(part) <= seq_len)
         pieces = (
             f"{short:,} of {len(self.ids):,} tokens lie in pieces of the training text that are shorter than a window "

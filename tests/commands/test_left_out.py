@@ -11,6 +11,7 @@ from numpy_minimind.cli import main
 from numpy_minimind.training import corpora
 from numpy_minimind.training.corpora import JsonLinesCorpus, TextCorpus
 from tests.commands.conftest import SMALL
+from tests.helpers import peak_bytes
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -169,3 +170,8 @@ def test_of_running_text_short_pieces_are_said_when_they_are_many():
     (note,) = text.left_out(6000).notes
     assert "5,040 of 41,904 tokens lie in pieces of the training text" in note
     assert CharTokenizer("ab").unknown("ab") == ""
+
+
+def test_looking_through_a_large_text_takes_little_memory():
+    text = TextCorpus("t.txt", "The quick brown fox. 小明\n" * 20_000)
+    assert peak_bytes(lambda: text.left_out(32)) < 6 * len(text.text)  # the text and its parts; at once it is 16 times
