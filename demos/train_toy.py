@@ -114,4 +114,4 @@ try:
 except Exception as error:  # the model is trained and saved, whatever a plot library says
     print(f"no pictures: {error}")
 print(f"the model is in {args.out / 'model'}; go on with")
-print(f"  python -m numpy_minimind generate {args.out / 'model'} --prompt 小明")
+print(f"  python -m numpy_minimind generate {args.out / 'model'} --prompt 我喜欢")

@@ -15,7 +15,6 @@ from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.progress import warn
 from numpy_minimind.training.batches import IGNORE, Batch
 from numpy_minimind.training.corpora import KINDS, ToyCorpus, is_jsonl
-from numpy_minimind.training.toy_language import ALPHABET
 from numpy_minimind.training.trainer import evaluate
 
 HELP = "loss, perplexity and bits a character on a text"
@@ -43,9 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.batch_size < 1 or seq_len < 1:
         raise ValueError(f"--batch-size and --seq-len must be at least 1, got {args.batch_size} and {seq_len}")
     model, tokenizer = load_model(args.model, device_of(args))
-    corpus = corpus_of(args.corpus, None if args.corpus == "toy" else tokenizer)
-    if args.corpus == "toy" and list(tokenizer.encode(ALPHABET)) != list(corpus.tokenizer.encode(ALPHABET)):
-        raise ValueError("the model does not know the characters of the toy language: it was trained on something else")
+    corpus = ToyCorpus.of_model(tokenizer) if args.corpus == "toy" else corpus_of(args.corpus, tokenizer)
     for note in (*corpus.notes, *corpus.left_out(seq_len).notes):
         warn(note)
     split = args.split or ("heldout" if args.corpus in ("toy", "pydoc") else "all")

@@ -15,7 +15,7 @@ from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.generation.generate import generate
 
 HELP = "continue a text"
-EXAMPLE = 'generate runs/toy --prompt "小明" --seed 1'
+EXAMPLE = 'generate runs/toy --prompt "我喜欢" --seed 1'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

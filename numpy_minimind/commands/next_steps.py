@@ -7,7 +7,7 @@ from pathlib import Path
 
 from numpy_minimind.training.corpora import Corpus, JsonLinesCorpus, TextCorpus
 
-TOY_PROMPT = "小明"
+TOY_PROMPT = "我喜欢"
 PROMPT = 24  # characters of a text that a prompt takes, to a whole word
 
 

@@ -34,7 +34,7 @@ from numpy_minimind.generation.generate import generate
 from numpy_minimind.threads import one_blas_thread
 from numpy_minimind.training import toy_language, toy_report
 from numpy_minimind.training.batches import IGNORE, Batch
-from numpy_minimind.training.corpora import Corpus, is_jsonl, short_name
+from numpy_minimind.training.corpora import Corpus, ToyCorpus, is_jsonl, short_name
 from numpy_minimind.training.distributed import Ranks, digest_of
 from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.run_folder import RunFolder, environment
@@ -378,8 +378,8 @@ class _Run:
 
     def draw_attention(self) -> None:
         """Draw, for the toy language, the head that copies."""
-        if self.corpus.name == "toy" and self.trainer.t:
-            sentence = toy_report.a_quoting_sentence(np.random.default_rng(0))
+        if isinstance(self.corpus, ToyCorpus) and self.trainer.t:
+            sentence = toy_report.a_quoting_sentence(np.random.default_rng(0), self.corpus.start)
             head = toy_report.copying_head(self.trainer.model, self.corpus.tokenizer, sentence)
             title = f"Layer {head.layer}, head {head.head}: {head.share:.0%} of its attention is on what to repeat"
             plotting.attention_map(self.folder.attention_picture, head.weights, head.tokens, title=title)
@@ -387,9 +387,9 @@ class _Run:
     def samples(self) -> list[str]:
         """Let the model write a little."""
         model, tokenizer, rng = self.trainer.model, self.corpus.tokenizer, np.random.default_rng(0)
-        if self.corpus.name == "toy":
+        if isinstance(self.corpus, ToyCorpus):
             sentences = toy_report.write_sentences(model, tokenizer, 5, rng)
-            return ["it writes:"] + [f"  {_mark(sentence)} {sentence}" for sentence in sentences]
+            return ["it writes:"] + [f"  {_mark(sentence, self.corpus.start)} {sentence}" for sentence in sentences]
         if not self.held_out:  # what it was trained on, it may know by heart
             return []
         prompt = _beginning(self.held_out[0])
@@ -436,6 +436,6 @@ def _beginning(batch: Batch) -> np.ndarray:
     return batch.inputs[:1, : first + 1 if first else min(32, max(1, length // 2))]
 
 
-def _mark(sentence: str) -> str:
-    verdict = toy_language.check(sentence)
+def _mark(sentence: str, start: toy_language.State) -> str:
+    verdict = toy_language.check(sentence, start)
     return "\u2713" if verdict.grammatical and (verdict.copied or not verdict.has_quotation) else "\u2717"

@@ -15,7 +15,7 @@ from numpy_minimind.checkpoint.tokenizer import CharTokenizer, load_tokenizer
 from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.places import absolute, places, split
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
-from numpy_minimind.training.corpora import Corpus
+from numpy_minimind.training.corpora import Corpus, ToyCorpus
 from numpy_minimind.training.run_folder import RunFolder
 
 OTHER_MODEL = ("preset", "set", "tokenizer", "init_from")  # settings that the weights depend on
@@ -74,7 +74,7 @@ def find_corpus(settings: dict[str, Any], stored: Mapping[str, Any], folder: Run
     made_again = settings["corpus"] == "toy" or settings["tokenizer"] == "char"
     tokenizer = None if made_again else load_tokenizer(folder.model)
     for name in there:
-        corpus = corpus_of(name, tokenizer)
+        corpus = ToyCorpus.of_run(stored["fingerprint"]) if name == "toy" else corpus_of(name, tokenizer)
         if stored["fingerprint"] in (corpus.fingerprint, getattr(corpus, "older_fingerprint", None)):
             break
     else:

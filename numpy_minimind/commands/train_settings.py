@@ -19,7 +19,7 @@ from numpy_minimind.commands.train_resume import find_corpus, fingerprint_of
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.corpora import Corpus
+from numpy_minimind.training.corpora import Corpus, ToyCorpus
 from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.parallel import worthwhile_threads
 from numpy_minimind.training.run_folder import RunFolder
@@ -82,7 +82,8 @@ def build(
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
     elif initial:
         model, tokenizer = _initial_model(settings)
-        corpus = corpus_of(settings["corpus"], None if settings["corpus"] == "toy" else tokenizer)
+        toy = settings["corpus"] == "toy"
+        corpus = ToyCorpus.of_model(tokenizer) if toy else corpus_of(settings["corpus"], tokenizer)
         if fingerprint_of(corpus.tokenizer) != fingerprint_of(tokenizer):
             raise ValueError(
                 f"{initial} does not know the characters of the toy language: it was trained on another text"

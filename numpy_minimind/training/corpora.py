@@ -60,6 +60,11 @@ class ToyCorpus:
     A window that started in mid-sentence could not reach the entropy floor. And a fixed number of sentences a row,
     as many as fit even if all are of the greatest length, has no bias for short ones, which "as many as happen to
     fit" would have. In ids, the end mark is the eos token (2), and a prompt begins with it.
+
+    Parameters
+    ----------
+    start : toy_language.State
+        Of an edition of the language. A model, or a run, of an earlier one goes on with that (`of_model`, `of_run`).
     """
 
     name = "toy"
@@ -68,13 +73,31 @@ class ToyCorpus:
     entropy_floor: float | None
     oracle_loss: float | None
 
-    def __init__(self) -> None:
+    def __init__(self, start: toy_language.State = toy_language.START) -> None:
         end = "<|im_end|>"
-        self.tokenizer = CharTokenizer.from_text(toy_language.ALPHABET, bos_token=end, add_bos_token=True)
-        self.entropy_floor = toy_language.entropy_floor()
-        self.sentences = toy_language.sample(np.random.default_rng(HELD_OUT_SEED), HELD_OUT_SENTENCES)
-        self.oracle_loss = _oracle_loss(self.sentences)
+        self.start = start
+        self.tokenizer = CharTokenizer.from_text(toy_language.alphabet(start), bos_token=end, add_bos_token=True)
+        self.entropy_floor = toy_language.entropy_floor(start)
+        self.sentences = self._sentences(np.random.default_rng(HELD_OUT_SEED), HELD_OUT_SENTENCES)
+        self.oracle_loss = _oracle_loss(self.sentences, start)
         self.fingerprint = _sha256(toy_language.END.join(self.sentences))
+
+    @classmethod
+    def of_model(cls, tokenizer: Any) -> ToyCorpus:
+        """Return the edition whose characters have the same ids in the tokenizer of a model."""
+        for corpus in map(cls, toy_language.EDITIONS):
+            characters = toy_language.alphabet(corpus.start)
+            if list(tokenizer.encode(characters)) == list(corpus.tokenizer.encode(characters)):
+                return corpus
+        raise ValueError("the model does not know the characters of the toy language: it was trained on something else")
+
+    @classmethod
+    def of_run(cls, fingerprint: str) -> ToyCorpus:
+        """Return the edition that a run was begun with, or today's if it was none."""
+        for corpus in map(cls, toy_language.EDITIONS):
+            if corpus.fingerprint == fingerprint:
+                return corpus
+        return cls()
 
     def stream(self, batch_size: int, seq_len: int, rng: np.random.Generator) -> BatchStream:
         """Return endless batches of `draw`."""
@@ -83,7 +106,7 @@ class ToyCorpus:
     def draw(self, rng: np.random.Generator, batch_size: int, seq_len: int) -> Batch:
         """Draw a batch of new sentences."""
         a_row = sentences_a_row(seq_len)
-        rows = self._rows(toy_language.sample(rng, batch_size * a_row), a_row)
+        rows = self._rows(self._sentences(rng, batch_size * a_row), a_row)
         return pad_rows(rows, self.tokenizer.pad_token_id)
 
     def held_out(self, batch_size: int, seq_len: int) -> list[Batch]:
@@ -94,6 +117,9 @@ class ToyCorpus:
     def left_out(self, seq_len: int) -> LeftOut:
         """Return what does not reach the model: nothing, since a row ends with a sentence."""
         return LeftOut()
+
+    def _sentences(self, rng: np.random.Generator, n: int) -> list[str]:
+        return toy_language.sample(rng, n, start=self.start)
 
     def _rows(self, sentences: Sequence[str], a_row: int) -> list[np.ndarray]:
         end = np.array([self.tokenizer.eos_token_id])
@@ -116,9 +142,9 @@ def sentences_a_row(seq_len: int) -> int:
     return seq_len // toy_language.MAX_LENGTH
 
 
-def _oracle_loss(sentences: Sequence[str]) -> float:
+def _oracle_loss(sentences: Sequence[str], start: toy_language.State) -> float:
     """Mean -log p(character | the sentence so far) under the grammar itself, end marks included."""
-    logs = np.concatenate([toy_language.conditional_log_probs(sentence) for sentence in sentences])
+    logs = np.concatenate([toy_language.conditional_log_probs(sentence, start) for sentence in sentences])
     return -float(logs.mean())
 
 

@@ -1,12 +1,14 @@
 r"""A toy language with known entropy: what a perfect model would lose on it is a number we can compute.
 
-Three kinds of sentence, each of which makes the reader look far back:
+Four kinds of sentence, each of which makes the reader look back:
 
 * a *quotation*, echoed word for word: ``奶奶笑着说：“鱼想海”，大家也说：「鱼想海」``
   (Grandma says, laughing, "the fish misses the sea", and everybody says so too);
 * a *trade*, whose nouns agree with the measure words before them: ``小明用三只爱听雨的猫换了一本会唱歌的书``
   (Xiao Ming traded three cats that love the rain for a book that can sing);
-* a *scene*, whose verb agrees with its subject, not with the company it keeps: ``the owl under bees reads``.
+* a *scene*, whose verb agrees with its subject, not with the company it keeps: ``the owl under bees reads``;
+* a *liking*, whose end is of the other kind than its beginning, a pet for a person and a person for a pet: ``我喜欢猫``
+  (I like the cat), ``猫喜欢我`` (the cat likes me), ``你爱狗`` (you love the dog).
 
 A sentence is spelled by a chain of choices. What a rule has to remember is its arguments; it returns its
 choices: a word, the state that follows, and a weight. No word of a rule is the beginning of another word of
@@ -19,6 +21,9 @@ and cannot remember.
 
 A sentence is a string without its end mark. In every length and every probability the end mark counts as one
 more character, the last.
+
+The language has two editions, which differ in the state they begin with: the first has no likings. For models that
+learned it, it stays as it was: functions take the `start` of an edition, by default today's.
 """
 
 import math
@@ -62,6 +67,10 @@ PLACES = ["near", "under", "with", "by"]
 COMPANY = [*(f"{creature}s" for creature in CREATURES), "Tom", "Amy"]
 VERBS = ["sing", "wait", "read", "hide", "swim", "play", "yawn", "rest"]
 
+LIKES = ["喜欢", "爱"]  # likes, loves
+PEOPLE = "我你他她"  # I, you, he, she
+PETS = "猫狗"  # cat, dog
+
 
 def is_held_out(animal: int, action: int, thing: int) -> bool:
     """Whether a quotation, given by the indices of its three words, is kept out of training.
@@ -87,6 +96,12 @@ class Choice(NamedTuple):
 
 
 def _begin() -> list[Choice]:
+    """A liking takes the place of every fourth scene."""
+    names = [Choice(name, (_act,), weight=12) for name in SPEAKERS]
+    return [Choice("the ", (_subject,), weight=18), *names, *(Choice(who, (_like, who)) for who in PEOPLE + PETS)]
+
+
+def _begin_first_edition() -> list[Choice]:
     return [Choice("the ", (_subject,), weight=2), *(Choice(name, (_act,)) for name in SPEAKERS)]
 
 
@@ -151,7 +166,15 @@ def _verb(ending: str) -> list[Choice]:
     return [Choice(verb + ending + END, DONE) for verb in VERBS]
 
 
+# A liking: people like pets, and pets like people.
+def _like(who: str) -> list[Choice]:
+    liked = {whom: 1 + (whom == "猫") for whom in (PETS if who in PEOPLE else PEOPLE)}
+    return [Choice(f"{likes}{whom}{END}", DONE, weight) for likes in LIKES for whom, weight in liked.items()]
+
+
 START: State = (_begin,)
+FIRST_EDITION: State = (_begin_first_edition,)
+EDITIONS = (START, FIRST_EDITION)
 
 
 @cache
@@ -205,32 +228,37 @@ def _characters(state: State) -> frozenset[str]:
     return frozenset().union(*({*choice.word} | _characters(choice.then) for choice in choices(state)))
 
 
-MAX_LENGTH = _longest(START)  # the end mark included
-ALPHABET = "".join(sorted(_characters(START) - {END}))
+def alphabet(start: State = START) -> str:
+    """The characters of all sentences, in order."""
+    return "".join(sorted(_characters(start) - {END}))
 
 
-def count() -> int:
+MAX_LENGTH = _longest(START)  # the end mark included; the same in both editions
+ALPHABET = alphabet()
+
+
+def count(start: State = START) -> int:
     """How many different sentences there are."""
-    return _count(START)
+    return _count(start)
 
 
-def mean_length() -> float:
+def mean_length(start: State = START) -> float:
     """The expected number of characters of a sentence, the end mark counted."""
-    return _expected(_length, START)
+    return _expected(_length, start)
 
 
-def entropy() -> float:
+def entropy(start: State = START) -> float:
     """The entropy of a sentence in nats: E[-log p(sentence)]."""
-    return _expected(_surprise, START)
+    return _expected(_surprise, start)
 
 
-def entropy_floor() -> float:
+def entropy_floor(start: State = START) -> float:
     """The least loss a model can have here, in nats a character: E[-log p(sentence)] / E[length].
 
     A ratio of expectations, not the expectation of a ratio: the loss on a corpus is a sum over all its
     characters, divided by their number.
     """
-    return entropy() / mean_length()
+    return entropy(start) / mean_length(start)
 
 
 # Writing
@@ -243,9 +271,9 @@ def _urn(state: State) -> list[tuple[str, State]]:
     return [(word, then) for word, then, weight in choices(state) for _ in range(weight)]
 
 
-def _spell(numbers: list[float]) -> str:
+def _spell(numbers: list[float], start: State) -> str:
     """The sentence that a list of numbers in [0, 1) chooses."""
-    text, state = "", START
+    text, state = "", start
     for u in numbers:
         urn = _urn(state)
         word, state = urn[int(u * len(urn))]
@@ -255,7 +283,7 @@ def _spell(numbers: list[float]) -> str:
     return text[: -len(END)]
 
 
-def sample(rng: np.random.Generator, n: int, *, held_out: bool = False) -> list[str]:
+def sample(rng: np.random.Generator, n: int, *, held_out: bool = False, start: State = START) -> list[str]:
     """Draw sentences.
 
     Parameters
@@ -267,14 +295,16 @@ def sample(rng: np.random.Generator, n: int, *, held_out: bool = False) -> list[
     held_out : bool
         False: from the training distribution. True: only sentences with a quotation, each of a thing that
         is held out, otherwise distributed as in training.
+    start : State
+        Of an edition.
     """
     # A word has at least one character, so there are never more choices than characters.
-    sentences = [_spell(numbers) for numbers in rng.random((n, MAX_LENGTH)).tolist()]
+    sentences = [_spell(numbers, start) for numbers in rng.random((n, MAX_LENGTH)).tolist()]
     if not held_out:
         return sentences
     unheard = [other for sentence in sentences for other in _unheard(sentence)]
     missing = n - len(unheard)
-    return unheard + sample(rng, missing, held_out=True) if missing else unheard
+    return unheard + sample(rng, missing, held_out=True, start=start) if missing else unheard
 
 
 def _unheard(sentence: str) -> list[str]:
@@ -318,22 +348,22 @@ class Verdict(NamedTuple):
     held_out: bool
 
 
-def check(sentence: str) -> Verdict:
+def check(sentence: str, start: State = START) -> Verdict:
     """Judge a sentence (without its end mark): its grammar and, separately, its copying."""
     quoted = QUOTATION.findall(sentence)
     # A sentence may quote anything if it may quote that the cat loves the star.
     frame = QUOTATION.sub("猫爱星", sentence)
     return Verdict(
-        grammatical=log_prob(frame) > -math.inf,
+        grammatical=log_prob(frame, start) > -math.inf,
         has_quotation="“" in sentence,
         copied=len(quoted) == 2 and quoted[0] == quoted[1],
         held_out=bool(quoted) and is_held_out(*_indices(quoted[0])),
     )
 
 
-def log_prob(sentence: str) -> float:
+def log_prob(sentence: str, start: State = START) -> float:
     """Log of p(sentence) in training, in nats, the end mark included; -inf if training cannot produce it."""
-    text, state, total = sentence + END, START, 0.0
+    text, state, total = sentence + END, start, 0.0
     while state != DONE:
         chosen = [choice for choice in choices(state) if text.startswith(choice.word)]
         if not chosen:
@@ -351,11 +381,11 @@ def _spelling(state: State) -> dict[str, tuple[float, State | None]]:
     for word, _, weight in choices(state):
         weights.update({word[:n]: weight for n in range(len(word) + 1)})
     then = {choice.word: choice.then for choice in choices(state)}
-    starts = [start for start in weights if start]
-    return {start: (math.log(weights[start] / weights[start[:-1]]), then.get(start)) for start in starts}
+    parts = [part for part in weights if part]
+    return {part: (math.log(weights[part] / weights[part[:-1]]), then.get(part)) for part in parts}
 
 
-def conditional_log_probs(sentence: str) -> np.ndarray:
+def conditional_log_probs(sentence: str, start: State = START) -> np.ndarray:
     """Log of p(character | those before it), a number for each, the end mark last: they sum to `log_prob`.
 
     This is what the best possible predictor says. No sum over derivations is needed, as the beginning of a
@@ -367,13 +397,13 @@ def conditional_log_probs(sentence: str) -> np.ndarray:
         If training cannot produce the sentence: after an impossible character nothing has a probability.
     """
     logs = []
-    state, start = START, ""
+    state, part = start, ""
     for position, character in enumerate(sentence + END):
-        start += character
-        if start not in _spelling(state):
+        part += character
+        if part not in _spelling(state):
             raise ValueError(f"{character!r} cannot stand at position {position} of {sentence!r}")
-        log_p, then = _spelling(state)[start]
+        log_p, then = _spelling(state)[part]
         logs.append(log_p)
         if then is not None:
-            state, start = then, ""
+            state, part = then, ""
     return np.array(logs)

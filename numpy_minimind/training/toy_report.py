@@ -35,11 +35,13 @@ def write_sentences(
     return _continue(model, tokenizer, [np.array([end])] * n, rng, temperature)
 
 
-def judge(sentences: Sequence[str], rng: np.random.Generator) -> SampleReport:
+def judge(
+    sentences: Sequence[str], rng: np.random.Generator, start: toy_language.State = toy_language.START
+) -> SampleReport:
     """Compare sentences with the grammar, and with a true sample of the same size."""
-    verdicts = [toy_language.check(sentence) for sentence in sentences]
+    verdicts = [toy_language.check(sentence, start) for sentence in sentences]
     quoting = [verdict for verdict in verdicts if verdict.has_quotation]
-    true = toy_language.sample(rng, len(sentences))
+    true = toy_language.sample(rng, len(sentences), start=start)
     return SampleReport(
         sentences=len(sentences),
         grammatical=float(np.mean([verdict.grammatical for verdict in verdicts])),
@@ -47,16 +49,22 @@ def judge(sentences: Sequence[str], rng: np.random.Generator) -> SampleReport:
         copied=float(np.mean([verdict.copied for verdict in quoting])) if quoting else 0.0,
         distinct=len(set(sentences)) / len(set(true)),
         mean_length=float(np.mean([len(sentence) + 1 for sentence in sentences])),
-        true_mean_length=toy_language.mean_length(),
+        true_mean_length=toy_language.mean_length(start),
     )
 
 
-def held_out_copy_rate(model: MiniMindForCausalLM, tokenizer: Any, n: int, rng: np.random.Generator) -> float:
+def held_out_copy_rate(
+    model: MiniMindForCausalLM,
+    tokenizer: Any,
+    n: int,
+    rng: np.random.Generator,
+    start: toy_language.State = toy_language.START,
+) -> float:
     """Give the model the beginning of sentences that quote what training never had; how often is it repeated right?
 
     The beginning ends with the opening mark of the second quotation, so nothing but the copy is left to do.
     """
-    sentences = toy_language.sample(rng, n, held_out=True)
+    sentences = toy_language.sample(rng, n, held_out=True, start=start)
     starts = [sentence[: sentence.index(ECHO) + 1] for sentence in sentences]
     end = [tokenizer.eos_token_id]
     prompts = [np.concatenate((end, tokenizer.encode_array(start))) for start in starts]
@@ -124,6 +132,6 @@ def copying_head(model: MiniMindForCausalLM, tokenizer: Any, sentence: str) -> C
     return CopyingHead(layer, head, share, [toy_language.END, *sentence], weights[layer, head])
 
 
-def a_quoting_sentence(rng: np.random.Generator) -> str:
+def a_quoting_sentence(rng: np.random.Generator, start: toy_language.State = toy_language.START) -> str:
     """Draw a sentence with a quotation."""
-    return next(s for s in toy_language.sample(rng, 100) if toy_language.check(s).has_quotation)
+    return next(s for s in toy_language.sample(rng, 100, start=start) if toy_language.check(s).has_quotation)

@@ -17,9 +17,9 @@ from numpy_minimind.training.corpora import (
 )
 
 
-@pytest.fixture(scope="module")
-def toy():
-    return ToyCorpus()
+@pytest.fixture(scope="module", params=toy_language.EDITIONS, ids=["today", "first edition"])
+def toy(request):
+    return ToyCorpus(request.param)
 
 
 def test_toy_rows_hold_a_fixed_number_of_whole_sentences(toy):
@@ -32,7 +32,7 @@ def test_toy_rows_hold_a_fixed_number_of_whole_sentences(toy):
         assert row[-1] == end
         text = "".join("\n" if i == end else toy.tokenizer.decode([i]) for i in row)
         sentences = text.strip("\n").split("\n")
-        assert len(sentences) == n and all(toy_language.check(s).grammatical for s in sentences)
+        assert len(sentences) == n and all(toy_language.check(s, toy.start).grammatical for s in sentences)
 
 
 def test_toy_rows_always_fit(toy):
@@ -48,7 +48,7 @@ def test_oracle_loss_is_over_exactly_the_labelled_characters(toy):
     labels = sum(batch.n_tokens for batch in batches)
     assert len(toy.sentences) == HELD_OUT_SENTENCES >= 5000
     assert labels == sum(len(sentence) + 1 for sentence in toy.sentences)
-    total = -sum(toy_language.log_prob(sentence) for sentence in toy.sentences)
+    total = -sum(toy_language.log_prob(sentence, toy.start) for sentence in toy.sentences)
     assert toy.oracle_loss == pytest.approx(total / labels, rel=1e-12)
     assert toy.oracle_loss == pytest.approx(toy.entropy_floor, rel=0.02)
 
@@ -57,6 +57,13 @@ def test_toy_training_and_held_out_text_come_from_different_generators(toy):
     batch = toy.draw(np.random.default_rng([0, 1]), 16, 128)
     held = toy.held_out(16, 128)[0]
     assert batch.inputs.shape != held.inputs.shape or (batch.inputs != held.inputs).any()
+
+
+def test_the_edition_is_that_of_a_model_or_of_a_run_and_else_todays(toy):
+    assert ToyCorpus.of_model(toy.tokenizer).start == ToyCorpus.of_run(toy.fingerprint).start == toy.start
+    assert load_corpus("toy").start == ToyCorpus().start == ToyCorpus.of_run("unknown").start == toy_language.START
+    with pytest.raises(ValueError, match="trained on something else"):
+        ToyCorpus.of_model(CharTokenizer.from_text(toy.tokenizer.characters[1:]))
 
 
 def test_every_tenth_block_is_held_out():

@@ -1,5 +1,6 @@
 """The toy language: what it claims is found a second way, by hand, by counting, by sampling or by a regex."""
 
+import hashlib
 import math
 import re
 from collections import Counter, defaultdict
@@ -11,19 +12,24 @@ import pytest
 
 from numpy_minimind.training import toy_language as toy
 
-QUOTES, TRADES, SCENES = 15 / 32, 9 / 32, 8 / 32  # the share of each kind of sentence
+QUOTES, TRADES, SCENES, LIKINGS = 15 / 32, 9 / 32, 6 / 32, 2 / 32  # the share of each kind of sentence
+FIRST_SCENES = 8 / 32  # and in the first edition, which has no likings
+
+in_both_editions = pytest.mark.parametrize(
+    ("start", "scenes", "likings"), [(toy.START, SCENES, LIKINGS), (toy.FIRST_EDITION, FIRST_SCENES, 0.0)]
+)
 
 
 @cache
-def big_sample():
-    return toy.sample(np.random.default_rng(20), 20_000)
+def big_sample(start=toy.START):
+    return toy.sample(np.random.default_rng(20), 20_000, start=start)
 
 
 def one_of(words):
     return "(?:" + "|".join(words) + ")"
 
 
-def second_opinion():
+def second_opinion(start=toy.START):
     """The whole language as one regular expression, with any two quotations in a quotation sentence."""
     speaker, manner, echo = one_of(toy.SPEAKERS), one_of(toy.MANNERS), one_of(toy.ECHOES)
     said = f"[{toy.ANIMALS}][{toy.ACTIONS}][{toy.THINGS}]"
@@ -31,14 +37,15 @@ def second_opinion():
     goods = one_of(f"[一两三几]{word}{quality}[{nouns}]" for word, nouns in toy.MEASURES.items())
     creature, verb = one_of(toy.CREATURES), one_of(toy.VERBS)
     between = f" {one_of(toy.PLACES)} {one_of(toy.COMPANY)} "
+    liking = "[我你他她](?:喜欢|爱)[猫狗]|[猫狗](?:喜欢|爱)[我你他她]"
     return re.compile(
         f"{speaker}{manner}说：“{said}”，{echo}也说：「{said}」|{speaker}用{goods}换了{goods}"
-        f"|the {creature}{between}{verb}s|the {creature}s{between}{verb}"
+        f"|the {creature}{between}{verb}s|the {creature}s{between}{verb}" + (f"|{liking}" if start == toy.START else "")
     )
 
 
 def all_states():
-    seen, new = set(), {toy.START}
+    seen, new = set(), {*toy.EDITIONS}
     while new:
         seen |= new
         new = {choice.then for state in new for choice in toy.choices(state)} - seen
@@ -50,6 +57,12 @@ def every_scene():
     several = [(name + "s", "") for name in toy.CREATURES]
     for (subject, ending), place, company, verb in product(one + several, toy.PLACES, toy.COMPANY, toy.VERBS):
         yield f"the {subject} {place} {company} {verb}{ending}"
+
+
+def every_liking():
+    for who, whom in product("我你他她猫狗", repeat=2):
+        yield f"{who}喜欢{whom}"
+        yield f"{who}爱{whom}"
 
 
 def every_plain_quotation_of_tom():
@@ -66,20 +79,28 @@ def test_count_by_hand():
     quotations = 6 * 5 * (1000 - 55) * 4
     trades = 6 * (4 * 15 * 8) ** 2
     scenes = 16 * 4 * 10 * 8
-    assert toy.count() == quotations + trades + scenes >= 1_000_000
+    likings = 2 * (4 * 2) * 2
+    assert toy.count(toy.FIRST_EDITION) == quotations + trades + scenes >= 1_000_000
+    assert toy.count() == quotations + trades + scenes + likings
 
 
-def test_entropy_by_hand():
-    kind = -sum(p * math.log(p) for p in (QUOTES, TRADES, SCENES))
+@in_both_editions
+def test_entropy_by_hand(start, scenes, likings):
+    kind = -sum(p * math.log(p) for p in (QUOTES, TRADES, scenes, likings) if p)
     # Of a hundred beginnings of a quotation, 55 have a third word that is held out.
     quotation = math.log(6 * 5 * 100 * 4) + 0.55 * math.log(9) + 0.45 * math.log(10)
     trade = math.log(6 * (4 * 15 * 8) ** 2)  # a measure word weighs as many as it has nouns: all nouns alike
     scene = math.log(16 * 4 * 10 * 8)
-    assert toy.entropy() == pytest.approx(kind + QUOTES * quotation + TRADES * trade + SCENES * scene, rel=1e-12)
-    assert toy.entropy() >= 8
+    # Four of the six are people: 2/3 of their likings are the cat's.
+    whom = 4 / 6 * (math.log(3) - 2 / 3 * math.log(2)) + 2 / 6 * math.log(4)
+    liking = math.log(6 * 2) + whom
+    by_hand = kind + QUOTES * quotation + TRADES * trade + scenes * scene + likings * liking
+    assert toy.entropy(start) == pytest.approx(by_hand, rel=1e-12)
+    assert toy.entropy(start) >= 8
 
 
-def test_mean_length_by_hand():
+@in_both_editions
+def test_mean_length_by_hand(start, scenes, likings):
     def mean(words):
         return sum(map(len, words)) / len(words)
 
@@ -88,22 +109,25 @@ def test_mean_length_by_hand():
     trade = name + len("用一只猫换了一只猫") + 2 * mean(toy.QUALITIES)
     # Of subject and verb exactly one ends in s.
     scene = len("the    s") + sum(map(mean, (toy.CREATURES, toy.PLACES, toy.COMPANY, toy.VERBS)))
-    by_hand = QUOTES * quotation + TRADES * trade + SCENES * scene + 1
-    assert toy.mean_length() == pytest.approx(by_hand, rel=1e-12)
-    assert 22 <= toy.mean_length() <= 30
+    liking = mean(["我爱猫", "我喜欢猫"])
+    by_hand = QUOTES * quotation + TRADES * trade + scenes * scene + likings * liking + 1
+    assert toy.mean_length(start) == pytest.approx(by_hand, rel=1e-12)
+    assert 20 <= toy.mean_length(start) <= 30
 
 
-def test_the_floor_is_a_ratio_of_expectations():
-    assert toy.entropy_floor() == toy.entropy() / toy.mean_length()
-    assert 0.4 < toy.entropy_floor() < 0.75
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_the_floor_is_a_ratio_of_expectations(start):
+    assert toy.entropy_floor(start) == toy.entropy(start) / toy.mean_length(start)
+    assert 0.4 < toy.entropy_floor(start) < 0.75
 
 
+@pytest.mark.parametrize("start", toy.EDITIONS)
 @pytest.mark.parametrize("what", ["entropy", "mean_length"])
-def test_closed_forms_against_a_sample(what):
-    measure = {"entropy": lambda s: -toy.log_prob(s), "mean_length": lambda s: len(s) + 1}[what]
-    values = np.array([measure(sentence) for sentence in big_sample()])
+def test_closed_forms_against_a_sample(what, start):
+    measure = {"entropy": lambda s: -toy.log_prob(s, start), "mean_length": lambda s: len(s) + 1}[what]
+    values = np.array([measure(sentence) for sentence in big_sample(start)])
     standard_error = values.std() / math.sqrt(len(values))
-    assert abs(values.mean() - getattr(toy, what)()) < 5 * standard_error
+    assert abs(values.mean() - getattr(toy, what)(start)) < 5 * standard_error
 
 
 # One sentence, one derivation; probabilities add up to one
@@ -127,19 +151,21 @@ def test_the_end_mark_ends_the_sentence_and_nothing_else():
             assert toy.END not in choice.word[:-1]
 
 
-def test_samples_have_exactly_one_derivation():
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_samples_have_exactly_one_derivation(start):
     def derivations(text, state):
         if state == toy.DONE:
             return not text
         fitting = [choice for choice in toy.choices(state) if text.startswith(choice.word)]
         return sum(derivations(text[len(choice.word) :], choice.then) for choice in fitting)
 
-    assert {derivations(sentence + toy.END, toy.START) for sentence in big_sample()[:3000]} == {1}
+    assert {derivations(sentence + toy.END, start) for sentence in big_sample(start)[:3000]} == {1}
 
 
-def test_all_sentences_together_have_probability_one():
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_all_sentences_together_have_probability_one(start):
     """Forward, from the first character: what arrives at the end marks is everything."""
-    arriving, finished = {toy.START: 1.0}, 0.0
+    arriving, finished = {start: 1.0}, 0.0
     while arriving:
         following = defaultdict(float)
         for state, mass in arriving.items():
@@ -152,11 +178,18 @@ def test_all_sentences_together_have_probability_one():
 
 
 @pytest.mark.parametrize(
-    ("sentences", "share", "number"),
-    [(every_scene, SCENES, 5120), (every_plain_quotation_of_tom, QUOTES / 6 / 5, 3780)],
+    ("sentences", "start", "share", "number"),
+    [
+        (every_scene, toy.START, SCENES, 5120),
+        (every_scene, toy.FIRST_EDITION, FIRST_SCENES, 5120),
+        (every_plain_quotation_of_tom, toy.START, QUOTES / 6 / 5, 3780),
+        (every_plain_quotation_of_tom, toy.FIRST_EDITION, QUOTES / 6 / 5, 3780),
+        (every_liking, toy.START, LIKINGS, 32),
+        (every_liking, toy.FIRST_EDITION, 0, 0),
+    ],
 )
-def test_enumerated_parts_have_the_probability_of_their_kind(sentences, share, number):
-    logs = np.array([toy.log_prob(sentence) for sentence in sentences()])
+def test_enumerated_parts_have_the_probability_of_their_kind(sentences, start, share, number):
+    logs = np.array([toy.log_prob(sentence, start) for sentence in sentences()])
     assert np.isfinite(logs).sum() == number
     assert np.exp(logs).sum() == pytest.approx(share, rel=1e-12)
 
@@ -174,7 +207,9 @@ def test_conditionals_sum_to_the_log_probability():
         assert logs.sum() == pytest.approx(toy.log_prob(sentence), rel=1e-12)
 
 
-@pytest.mark.parametrize(("sentences", "stem"), [(every_scene, "the owl"), (every_plain_quotation_of_tom, "Tom说：“")])
+@pytest.mark.parametrize(
+    ("sentences", "stem"), [(every_scene, "the owl"), (every_plain_quotation_of_tom, "Tom说：“"), (every_liking, "我")]
+)
 def test_conditionals_are_ratios_of_prefix_probabilities(sentences, stem):
     """Summed over all sentences that go on in the same way."""
     mass = Counter()
@@ -182,7 +217,7 @@ def test_conditionals_are_ratios_of_prefix_probabilities(sentences, stem):
     for sentence in possible:
         text = sentence + toy.END
         mass.update({text[:n]: math.exp(toy.log_prob(sentence)) for n in range(len(stem), len(text) + 1)})
-    for sentence in possible[:: len(possible) // 200]:
+    for sentence in possible[:: len(possible) // 200 or 1]:
         text = sentence + toy.END
         expected = [math.log(mass[text[: n + 1]] / mass[text[:n]]) for n in range(len(stem), len(text))]
         np.testing.assert_allclose(toy.conditional_log_probs(sentence)[len(stem) :], expected, atol=1e-10)
@@ -195,6 +230,17 @@ def test_a_copy_costs_nothing_and_an_agreement_less_than_a_guess():
     assert trade[11 - 1] == pytest.approx(-math.log(6))  # 猫: one of the six that 只 counts
     assert trade[-2] == 0  # 书: the only one that 本 counts
     assert toy.conditional_log_probs("the cats under Tom sing")[-1] == 0
+    liked = np.exp(toy.conditional_log_probs("我喜欢猫"))
+    np.testing.assert_allclose(liked, [LIKINGS / 6, 1 / 2, 1, 2 / 3, 1], rtol=1e-12)
+    assert np.exp(toy.conditional_log_probs("猫喜欢我")[3]) == pytest.approx(1 / 4)  # one of four people
+
+
+def test_the_lessons_sentence_goes_on_most_likely_with_the_cat():
+    cat, dog = (math.exp(toy.conditional_log_probs(f"我喜欢{whom}")[3]) for whom in "猫狗")
+    assert cat > dog and cat + dog == pytest.approx(1)
+    for sentence in ("我喜欢猫", "猫喜欢我", "我爱狗"):
+        assert toy.check(sentence).grammatical and toy.log_prob(sentence) > -math.inf
+        assert not toy.check(sentence, toy.FIRST_EDITION).grammatical
 
 
 def test_conditionals_refuse_what_is_not_a_sentence():
@@ -210,22 +256,26 @@ def test_conditionals_refuse_what_is_not_a_sentence():
 # -------
 
 
-def test_samples_are_sentences():
-    opinion = second_opinion()
-    for sentence in big_sample():
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_samples_are_sentences(start):
+    opinion = second_opinion(start)
+    for sentence in big_sample(start):
         assert opinion.fullmatch(sentence), sentence
-        assert toy.log_prob(sentence) > -math.inf
-        verdict = toy.check(sentence)
+        assert toy.log_prob(sentence, start) > -math.inf
+        verdict = toy.check(sentence, start)
         assert verdict.grammatical
         assert not verdict.held_out
         assert verdict.copied == verdict.has_quotation == ("“" in sentence)
 
 
-def test_alphabet_and_longest_sentence():
-    lengths = [len(sentence) + 1 for sentence in big_sample()]
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_alphabet_and_longest_sentence(start):
+    """A sentence is drawn with, and a row has room for, MAX_LENGTH numbers: those of every edition."""
+    lengths = [len(sentence) + 1 for sentence in big_sample(start)]
     assert max(lengths) == toy.MAX_LENGTH == 25
-    assert "".join(sorted(set("".join(big_sample())))) == toy.ALPHABET
-    assert 60 <= len(toy.ALPHABET) <= 90
+    assert "".join(sorted(set("".join(big_sample(start))))) == toy.alphabet(start)
+    assert len(toy.alphabet(start)) == {toy.START: 96, toy.FIRST_EDITION: 90}[start]
+    assert toy.alphabet() == toy.ALPHABET
 
 
 @pytest.mark.parametrize(
@@ -244,6 +294,11 @@ def test_alphabet_and_longest_sentence():
         ("[一两三几]只.*换", TRADES * 6 / 15),
         ("换.*朵.*云", TRADES / 15),
         ("三.*换.*三", TRADES / 16),
+        ("^[我你他她猫狗]", LIKINGS),
+        ("^我", LIKINGS / 6),
+        ("^我喜欢猫$", LIKINGS / 18),
+        ("^猫喜欢我$", LIKINGS / 48),
+        ("^.爱.$", LIKINGS / 2),
         (r"^the \w+s .*s \w+$", SCENES / 2 * 8 / 10),
         ("yawns$", SCENES / 16),
         (" by Amy ", SCENES / 40),
@@ -264,6 +319,19 @@ def test_a_seed_gives_the_same_sentences_and_another_seed_others():
     rng = np.random.default_rng(3)
     assert toy.sample(rng, 50) != toy.sample(rng, 50)
     assert toy.sample(rng, 0) == toy.sample(rng, 0, held_out=True) == []
+
+
+@pytest.mark.parametrize(
+    ("held_out", "digest"),
+    [
+        (False, "48ff790f6952b1648b5350eea718d031f65e04e6252211b4fe40f3318e27d09a"),
+        (True, "50dde5d205baa1983bf08c99cec83e822b34e11a903c33d5d44c69e4b642babb"),
+    ],
+)
+def test_the_first_edition_is_drawn_as_it_was_when_it_was_the_only_one(held_out, digest):
+    sentences = toy.sample(np.random.default_rng(11), 2000, held_out=held_out, start=toy.FIRST_EDITION)
+    assert hashlib.sha256("\n".join(sentences).encode()).hexdigest() == digest
+    assert sentences != toy.sample(np.random.default_rng(11), 2000, held_out=held_out)
 
 
 # What is held out
@@ -287,12 +355,13 @@ def test_training_never_quotes_what_is_held_out_but_every_pair_of_neighbours():
     assert {said[1:] for said in heard} == {a + b for a, b in product(toy.ACTIONS, toy.THINGS)}
 
 
-def test_held_out_samples():
-    sentences = toy.sample(np.random.default_rng(7), 4000, held_out=True)
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_held_out_samples(start):
+    sentences = toy.sample(np.random.default_rng(7), 4000, held_out=True, start=start)
     assert len(sentences) == 4000
     for sentence in sentences:
-        assert toy.check(sentence) == toy.Verdict(True, True, True, True)
-        assert toy.log_prob(sentence) == -math.inf
+        assert toy.check(sentence, start) == toy.Verdict(True, True, True, True)
+        assert toy.log_prob(sentence, start) == -math.inf
     often = Counter(map(quoted, sentences))
     assert len(often) == 55
     assert abs(np.array(list(often.values())) - 4000 / 55).max() < 5 * math.sqrt(4000 / 55)
@@ -327,6 +396,14 @@ def test_held_out_samples():
         "奶奶笑着说：“鱼想海”",
         "奶奶笑着笑着说：“鱼想海”，大家也说：「鱼想海」",
         "奶奶说：“鱼想海”，奶奶也说：「鱼想海」",
+        "我喜欢",
+        "我 喜欢 猫",  # Chinese is written without spaces
+        "我喜欢我",
+        "我喜欢她",
+        "猫喜欢狗",
+        "猫爱狗",
+        "我喜欢鱼",
+        "我喜欢猫，猫也喜欢我",
     ],
 )
 def test_wrong_sentences(wrong):
@@ -345,19 +422,20 @@ def test_an_illformed_copy_counts_as_a_quotation_not_copied():
     assert toy.check("奶奶说：“鱼鱼鱼”，大家也说：「鱼鱼鱼」") == toy.Verdict(False, True, False, False)
 
 
-def test_mutated_sentences_are_judged_as_a_regular_expression_judges_them():
+@pytest.mark.parametrize("start", toy.EDITIONS)
+def test_mutated_sentences_are_judged_as_a_regular_expression_judges_them(start):
     """A character changed, dropped, doubled or swapped, anywhere; most of it is wrong, some of it is not."""
-    opinion, rng, wrong = second_opinion(), np.random.default_rng(5), 0
+    opinion, rng, wrong = second_opinion(start), np.random.default_rng(5), 0
     for sentence in big_sample()[:200]:
         for i, character in enumerate(sentence):
             before, after = sentence[:i], sentence[i + 1 :]
             other = toy.ALPHABET[rng.integers(len(toy.ALPHABET))]
             swapped = before + after[:1] + character + after[1:]
             for mutant in (before + other + after, before + after, before + 2 * character + after, swapped):
-                verdict = toy.check(mutant)
+                verdict = toy.check(mutant, start)
                 assert verdict.grammatical == bool(opinion.fullmatch(mutant)), mutant
                 sayable = not verdict.has_quotation or (verdict.copied and not verdict.held_out)
-                assert (toy.log_prob(mutant) > -math.inf) == (verdict.grammatical and sayable), mutant
+                assert (toy.log_prob(mutant, start) > -math.inf) == (verdict.grammatical and sayable), mutant
                 wrong += not verdict.grammatical
     assert wrong > 12_000
 
