@@ -4,7 +4,7 @@
     python demos/benchmark.py --sizes 64x2 --work train --against torch       one line of it, in half a minute
 
 Each program runs in a process of its own, with the same number of threads, one at a time, A B A B. Where our training
-takes fewer by itself, because the model is small, the peers run with as few, too. Before that, the programs are compared:
+takes fewer by itself, because the model is small, the peers run with as few, too. Before that, they are compared:
 the same weights must give the same losses and the same logits. `peak` is the memory that the work adds to its process.
 """
 
