@@ -31,6 +31,7 @@ def a_prompt(corpus: Corpus) -> str:
         text = next(iter(corpus.kind.texts(corpus.lines.read([0])[0])), "")
     else:
         return TOY_PROMPT
-    line = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    lines = (line.strip().lstrip("- ") for line in text.split("\n"))  # what begins with a dash would be read as a flag
+    line = next(filter(None, lines), "")
     begin = line[:PROMPT]
     return begin.rpartition(" ")[0] if begin != line and " " in begin else begin

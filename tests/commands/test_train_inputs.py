@@ -141,7 +141,7 @@ def next_commands(out):
 
 def test_train_ends_with_commands_that_work(home, capsys):
     out = home / "my run"
-    (home / "it's.txt").write_text('\n  don\'t say $HOME, "fox" again\n' * 60, encoding="utf-8")
+    (home / "it's.txt").write_text('---\n\n - don\'t say $HOME, "fox" again\n' * 60, encoding="utf-8")
     assert train(home / "it's.txt", out) == 0
     generate, evaluate = next_commands(capsys.readouterr().out)
     assert generate == ["generate", str(out), "--prompt", 'don\'t say $HOME, "fox"']
