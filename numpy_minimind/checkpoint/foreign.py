@@ -48,6 +48,7 @@ SUFFIXES = {
     ".msgpack": "holds weights of Flax: have transformers write them as model.safetensors",
     **dict.fromkeys((".txt", ".md", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow"), TEXT),
 }
+NO_WEIGHTS = ("optimizer", "scheduler")  # of a Trainer of transformers
 OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model", "spiece.model", "tekken.json")
 
 
@@ -82,7 +83,7 @@ def folder_kind(folder: Path) -> str | None:
         found = sorted(path for pattern in patterns for path in folder.glob(pattern))
         if found:
             return text.format(found[0].relative_to(folder).as_posix())
-    files = [path for path in folder.iterdir() if path.suffix in (".pt", ".ckpt")]
+    files = [path for path in folder.iterdir() if path.suffix in (".pt", ".ckpt") and path.stem not in NO_WEIGHTS]
     if len(files) == 1:
         return f"holds {files[0].name}: give that file itself"
     return None if (folder / "config.json").exists() else _without_config(folder)

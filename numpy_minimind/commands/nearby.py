@@ -29,10 +29,11 @@ def holds_tokenizer(path: Path) -> bool:
 
 
 def near(path: PathLike, is_right: Callable[[Path], bool]) -> list[Path]:
-    """Return what a wrong path may have been meant to be: inside it, of a similar name, or above it."""
+    """Return what a wrong path may have been meant to be: inside it, of a similar name if it is none, or above it."""
     given = Path(path).expanduser()
     inside = [place for place in _entries(given) if is_right(place)]
-    return inside or _similar(given, is_right) or [place for place in given.parents if is_right(place)][:1]
+    similar = [] if given.is_dir() else _similar(given, is_right)
+    return inside or similar or [place for place in given.parents if is_right(place)][:1]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -79,7 +80,7 @@ def _corpora_like(name: str) -> list[str]:
 
 
 def _with(error: FileNotFoundError, meant: list[str]) -> FileNotFoundError:
-    if not meant:
+    if not meant or str(error).endswith(meant[0]):  # which says so itself
         return error
     said = FileNotFoundError(f"{error}; did you mean {' or '.join(meant[:SHOWN])}?")
     said.errno = error.errno

@@ -74,6 +74,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a tokenizer": (TOKENIZER, "holds a tokenizer and no model"),
     "one file of another name": ({"last.ckpt": b""}, r"holds last\.ckpt: give that file itself"),
+    "what a trainer keeps beside a model": ({"optimizer.pt": b""}, r"in this folder, which holds optimizer\.pt$"),
     "trainer": (
         {f"checkpoint-{n}/config.json": {} for n in (500, 1000, 50)},
         r"is not the folder of a model, but holds one: give .*checkpoint-1000$",

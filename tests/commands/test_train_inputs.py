@@ -128,6 +128,15 @@ def test_where_nothing_is_near_nothing_is_suggested(home, capsys):
     assert "did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["toy.gguf", "config.json", "checkpoint-5/config.json"])
+def test_a_folder_that_is_there_is_called_by_its_kind_and_nothing_else_is_suggested(home, capsys, name):
+    file = home / "runs" / "toy2" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert main(["generate", "runs/toy2", "--prompt", "x"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 # -- the end of a training ---------------------------------------------------------------------------------------
 
 
