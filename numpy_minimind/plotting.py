@@ -159,6 +159,7 @@ def loss_curve(
     if drawn:
         ax.set_yscale("log")
         _plain_log_ticks(ax, drawn)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(axis="y", color="#e6e9f0", lw=0.8)
     ax.set_axisbelow(True)
     ax.legend(frameon=False, fontsize=9, labelcolor=INK)
@@ -167,10 +168,12 @@ def loss_curve(
 
 def _plain_log_ticks(ax: Any, values: Sequence[float]) -> None:
     """Write 0.5, 1, 2, 5 on a logarithmic axis instead of powers of ten."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     low, high = min(values) * 0.93, max(values) * 1.05
     ticks = [m * 10.0**e for e in range(-4, 4) for m in (1, 1.5, 2, 3, 4, 5, 7) if low <= m * 10.0**e <= high]
+    if len(ticks) < 3:  # a short run: the loss has hardly moved
+        ticks = [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high]
     ax.set_ylim(low, high)
     ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_minor_locator(NullLocator())

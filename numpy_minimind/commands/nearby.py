@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -57,7 +58,7 @@ def suggesting(path: PathLike, is_right: Callable[[Path], bool]) -> Iterator[Non
     try:
         yield
     except FileNotFoundError as error:
-        raise _with(error, [str(place) for place in near(path, is_right)]) from error
+        raise _with(error, [shlex.quote(str(place)) for place in near(path, is_right)]) from error
 
 
 def corpus_of(name: str, tokenizer: Any = None) -> Corpus:
@@ -65,7 +66,7 @@ def corpus_of(name: str, tokenizer: Any = None) -> Corpus:
     try:
         return load_corpus(name, tokenizer)
     except FileNotFoundError as error:
-        raise _with(error, [f"--corpus {corpus}" for corpus in _corpora_like(name)]) from error
+        raise _with(error, [f"--corpus {shlex.quote(corpus)}" for corpus in _corpora_like(name)]) from error
 
 
 def _corpora_like(name: str) -> list[str]:
@@ -73,7 +74,7 @@ def _corpora_like(name: str) -> list[str]:
     given = os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name  # as it was typed
     kind, colon, path = given.partition(":")
     if not colon:
-        return get_close_matches(given, WORDS["corpus"], 1) + [str(place) for place in near(name, Path.is_file)]
+        return get_close_matches(given, WORDS["corpus"], 1) + [str(place) for place in near(given, Path.is_file)]
     if kind in KINDS:
         return [f"{kind}:{place}" for place in near(path, Path.is_file)]
     return [f"{like}:{path}" for like in get_close_matches(kind, KINDS, 1) if Path(path).expanduser().exists()]

@@ -446,7 +446,7 @@ def read_text(path: str | Path) -> str:
         line = data.count(b"\n", 0, start) + 1
         raise ValueError(
             f"{path} is not UTF-8: byte 0x{data[start]:02x} in line {line}, offset {start}; "
-            "convert the file to UTF-8 first"
+            "convert the file to UTF-8 first (Chinese: iconv -f gb18030 -t utf-8 FILE > NEW)"
         ) from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text:

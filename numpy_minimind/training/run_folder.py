@@ -57,9 +57,9 @@ class RunFolder:
         if self.path.is_file():
             raise ValueError(f"{self.path} is a file: --out needs a folder")
         if not overwrite and self._in_use():
+            resume = ", or --resume to continue that run" if self.resume.exists() else ""
             raise ValueError(
-                f"{self.path} is already in use: choose another folder, or --resume to continue that run, "
-                "or --overwrite to start afresh"
+                f"{self.path} is already in use: choose another folder{resume}, or --overwrite to start afresh"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics.touch()  # says now, not after an hour, that the folder cannot be written
@@ -120,7 +120,10 @@ class RunFolder:
             When there is none, or it is damaged.
         """
         if not self.resume.exists():
-            raise os_error(errno.ENOENT, f"{self.path} holds no run to resume; leave out --resume to begin one")
+            begin = "leave out --resume to begin one"
+            if self.model.exists():
+                begin = f"it holds a model, with which --init-from {self.model} begins one in another folder"
+            raise os_error(errno.ENOENT, f"{self.path} holds no run to resume; {begin}")
         arrays, state = load_resume(self.resume)
         if not {"settings", "trainer", "environment", "fingerprint"} <= state.keys():
             raise ValueError(f"{self.resume} was not written by a training run: there is nothing in it to resume")

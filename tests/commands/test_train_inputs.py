@@ -106,7 +106,7 @@ OUT, BPE = ["--out", "new"], ["--tokenizer", "bpe:270"]
         (["show-labels", "talk.jsonl", "--tokenizer", "runs/tay"], "runs/toy"),
         (["train", "--corpus", "toyy", *OUT], "--corpus toy"),
         (["train", "--corpus", "pidoc", *OUT], "--corpus pydoc"),
-        (["train", "--corpus", "my.tex", *OUT], "--corpus {home}/my.txt"),
+        (["train", "--corpus", "my.tex", *OUT], "--corpus my.txt"),
         (["train", "--corpus", "pretrain:tolk.jsonl", *BPE, *OUT], "--corpus pretrain:{home}/talk.jsonl"),
         (["train", "--corpus", "pretrian:talk.jsonl", *OUT], "--corpus pretrain:talk.jsonl"),
         (["train", "--corpus", "my.txt", "--init-from", "runs/tpy", *OUT], "{home}/runs/toy"),

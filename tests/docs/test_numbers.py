@@ -68,7 +68,7 @@ SAID = {
         f"which of {len(MUTANTS)} planted bugs",
     ],
     "docs/zh/README.md": [
-        f"一个 {DENSE:.0f}00 万参数的 Qwen3 风格解码器（带专家时 {SPARSE / 100:.2f} 亿）",
+        f"一个 {DENSE:.0f}00 万参数的 Qwen3 风格解码器（混合专家（MoE）版 {SPARSE / 100:.2f} 亿）",
         f"{len(MUTANTS)} 个故意埋下的错误",
     ],
     "docs/en/README.md": [f"which of {len(MUTANTS)} planted bugs"],

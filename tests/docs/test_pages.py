@@ -226,6 +226,7 @@ def known():
 
 
 ELSEWHERE = {"--host", "OMPI_COMM_WORLD_LOCAL_RANK"}  # of MPI, which more-machines.md speaks of
+ELSEWHERE |= {"--model", "--local"}  # of the program that downloads from ModelScope
 
 
 @each(WITH_LINKS)
