@@ -169,7 +169,7 @@ def test_what_is_tried_next_depends_on_the_corpus(home, capsys):
     for corpus, first, flags in (
         ("sft:sft.jsonl", ["chat"], ["--tokenizer", "bpe:270"]),
         ("pretrain:pre.jsonl", ["generate", "--prompt", "a fox and an owl and a"], ["--tokenizer", "bpe:270"]),
-        ("toy", ["generate", "--prompt", "\u5c0f\u660e"], []),
+        ("toy", ["generate", "--prompt", "我喜欢"], []),
     ):
         assert train(corpus, "new", "--overwrite", *flags) == 0
         command, evaluate = next_commands(capsys.readouterr().out)
