@@ -9,6 +9,7 @@ from bridge import (
     FLOAT32,
     FLOAT64,
     ORACLE,
+    OUR_ROUNDING,
     THEIR_ROUNDING,
     THEIR_ROUNDING64,
     Rows,
@@ -33,12 +34,17 @@ every_model = pytest.mark.parametrize("chosen", MODELS.values(), ids=MODELS.keys
 
 
 def assert_as_near_as_rounding_allows(found: Rows) -> None:
-    """1e-10 to the oracle; to transformers 1e-5, or as much as transformers' own rounding explains."""
+    """1e-10 to the oracle; to transformers 1e-5, or as much as the rounding of both, each measured alone, explains.
+
+    Our float32 may round a few times worse than theirs: each is one draw of a worst number among thousands, and theirs
+    is another one with another number of threads (here 0.5 to 2.8 times).
+    """
     assert worst(found[ORACLE]).error <= 1e-10, worst(found[ORACLE])
-    # A float64 difference is theirs alone, since ours is exact. A float32 one is made by both, each with its share.
-    for which, rounding, shares in ((FLOAT64, THEIR_ROUNDING64, 1.0), (FLOAT32, THEIR_ROUNDING, 2.0)):
-        bound = max(1e-5, shares * worst(found[rounding]).error + 1e-10)
+    ours, theirs, theirs64 = (worst(found[which]).error for which in (OUR_ROUNDING, THEIR_ROUNDING, THEIR_ROUNDING64))
+    for which, rounding in ((FLOAT64, theirs64), (FLOAT32, ours + theirs)):  # a float64 difference is theirs alone
+        bound = max(1e-5, rounding + 1e-10)
         assert worst(found[which]).error <= bound, (which, worst(found[which]), bound)
+    assert ours <= max(1e-5, 4 * theirs), (ours, theirs)
 
 
 @every_model
