@@ -132,7 +132,7 @@ def test_where_nothing_is_near_nothing_is_suggested(home, capsys):
 def test_a_folder_that_is_there_is_called_by_its_kind_and_nothing_else_is_suggested(home, capsys, name):
     file = home / "runs" / "toy2" / name
     file.parent.mkdir(parents=True)
-    file.write_text("{}")
+    file.write_text("{}", encoding="utf-8")
     assert main(["generate", "runs/toy2", "--prompt", "x"]) == 2
     assert "did you mean" not in capsys.readouterr().err
 
