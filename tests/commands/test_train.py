@@ -182,9 +182,10 @@ def test_a_damaged_checkpoint_is_named_and_never_means_starting_afresh(tmp_path,
     _, errors = run("train", "--resume", "--out", out, code=2)
     assert "resume.safetensors" in errors
     path.unlink()
-    for folder in (out, tmp_path / "nope"):
+    from_model = f"it holds a model, with which --init-from {out / 'model'} begins one in another folder"
+    for folder, begin in ((out, from_model), (tmp_path / "nope", "leave out --resume to begin one")):
         _, errors = run("train", "--resume", "--out", folder, code=2)
-        assert errors == f"error: {folder} holds no run to resume; leave out --resume to begin one\n"
+        assert errors == f"error: {folder} holds no run to resume; {begin}\n"
     assert [line["step"] for line in metrics(out)] == [1, 2]
 
 
