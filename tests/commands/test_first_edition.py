@@ -118,6 +118,7 @@ def test_it_is_resumed(old, capsys, monkeypatch):
     assert shown == ["小红小声说：“龙画雨”，小鸟也说：「龙画雨」"]
 
 
+@pytest.mark.slow
 def test_it_is_resumed_from_the_resume_file_alone(old):
     """Nor does that need the tokenizer's fingerprint, which the first resume files did not have."""
     shutil.rmtree(old / "model")
@@ -135,6 +136,7 @@ def test_a_language_of_no_edition_is_refused(old, capsys):
     assert "the text of corpus toy is no longer the text that this run was begun with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_new_run_goes_on_from_its_model_and_is_resumed(old, tmp_path):
     flags = ["--init-from", str(RUN), "--steps", "2", "--batch-size", "2", "--seq-len", "64", "--threads", "1"]
     new = tmp_path / "new"

@@ -53,6 +53,7 @@ print(matplotlib.get_backend(auto_select=False), os.environ["MPLBACKEND"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "left"),
     [("module://matplotlib_inline.backend_inline", None), ("nonsense", "None"), ("svg", "svg")],

@@ -93,6 +93,7 @@ def test_another_text_at_the_new_place_is_refused_and_nothing_is_touched(home, c
     assert {path: path.read_bytes() for path in (home / "a").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_jsonl_a_tokenizer_and_the_model_at_the_beginning_are_moved(tmp_path, capsys):
     pytest.importorskip("tokenizers")
     old, new = tmp_path / "old", tmp_path / "new"

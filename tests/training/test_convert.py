@@ -64,6 +64,7 @@ def test_json_of_another_shape_is_refused_with_a_command_that_works(shape, prefi
     assert lines.read(range(len(lines))) == TEXTS and not lines.n_bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("array", [False, True], ids=["lines", "array"])
 @pytest.mark.parametrize("prefix", [False, True], ids=["as running text", "as JSONL"])
