@@ -17,10 +17,11 @@ import numpy as np
 import numpy_minimind as nm
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
+from numpy_minimind.data import BatchStream, toy_language, toy_report
+from numpy_minimind.data.corpora import ToyCorpus
 from numpy_minimind.layers import CrossEntropyLoss
 from numpy_minimind.messages import install_command
-from numpy_minimind.training import AdamW, BatchStream, clip_grad_norm, cosine_lr, evaluate, toy_language, toy_report
-from numpy_minimind.training.corpora import ToyCorpus
+from numpy_minimind.training import AdamW, clip_grad_norm, cosine_lr, evaluate
 
 try:
     import matplotlib  # noqa: F401  (this one and the next are for the end, when it would be late to miss them)

@@ -8,9 +8,9 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(f"numpy_minimind needs NumPy: {install_command('train')}", name="numpy") from None
 
 from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
-from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.text.load import load_tokenizer
 
 __version__ = "0.1.0"
 

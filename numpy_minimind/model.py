@@ -13,7 +13,7 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, like, read_numbers, to_numpy
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.generation.generate import CONFIG_EOS, generate
+from numpy_minimind.generation.loop import CONFIG_EOS, generate
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
@@ -369,7 +369,7 @@ class MiniMindForCausalLM(Layer):
         attention_mask: Any = None,
         vocab_size: int | None = None,
     ) -> np.ndarray:
-        """Continue the prompts; see `numpy_minimind.generation.generate.generate`."""
+        """Continue the prompts; see `numpy_minimind.generation.loop.generate`."""
         return generate(
             self,
             input_ids,

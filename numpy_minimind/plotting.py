@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind import fonts
-from numpy_minimind.checkpoint.files import replacing
+from numpy_minimind.files import replacing
 from numpy_minimind.messages import needs_extra
 
 INK, SOFT, TRAIN, HELD_OUT, ORACLE, FLOOR = "#1f2430", "#8b93a7", "#9db7d5", "#1f5fa8", "#c2571a", "#2f8f5b"

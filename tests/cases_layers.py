@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from helpers import B, D, E, F, H, K, N, T, V, config, model_of, padding_mask, settled
 
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers import (
@@ -26,6 +25,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
+from tests.helpers import B, D, E, F, H, K, N, T, V, config, model_of, padding_mask, settled
 
 S = 8  # keys, where there are more than queries
 

@@ -50,7 +50,7 @@ def backend(request, monkeypatch) -> Iterator[str]:
     if request.param == "numpy":
         yield "numpy"
         return
-    from both_backends import behind_the_border, with_fewer_examples
+    from tests.cupy.both_backends import behind_the_border, with_fewer_examples
 
     with_fewer_examples(request.function, monkeypatch)
     with behind_the_border(request.module, monkeypatch):

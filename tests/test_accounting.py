@@ -8,8 +8,9 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind import accounting
-from numpy_minimind.training import AdamW, Batch, Trainer
-from numpy_minimind.training.profiler import Profile
+from numpy_minimind.data import Batch
+from numpy_minimind.measuring.profiler import Profile
+from numpy_minimind.training import AdamW, Trainer
 
 SMALL = {
     "hidden_size": 24,

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import strict_cupy
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import dtypes, seeds
 
 from numpy_minimind import backend
 from numpy_minimind.backend import (
@@ -24,6 +22,8 @@ from numpy_minimind.backend import (
     to_numpy,
     top_k,
 )
+from tests.cupy import strict_cupy
+from tests.strategies import dtypes, seeds
 
 both = pytest.mark.usefixtures("backend")
 

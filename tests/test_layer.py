@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers import model_of
 
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import Linear, RMSNorm, Softmax
+from tests.helpers import model_of
 
-pytestmark = pytest.mark.host  # on the device: tests/backends/test_same_results.py
+pytestmark = pytest.mark.host  # on the device: tests/cupy/test_same_results.py
 
 
 class Pair(Layer):

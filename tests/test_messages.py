@@ -12,11 +12,11 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind import messages
-from numpy_minimind.checkpoint import PretrainedTokenizer, chat_template
 from numpy_minimind.commands.progress import Progress
 from numpy_minimind.measuring.machine import limit_blas
 from numpy_minimind.messages import did_you_mean, install_command, needs_extra
 from numpy_minimind.plotting import figure
+from numpy_minimind.text import PretrainedTokenizer, chat_template
 from numpy_minimind.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
+from numpy_minimind.layers import CrossEntropyLoss, Embedding, Linear
+from numpy_minimind.layers.rope import rope_frequencies
+from numpy_minimind.training.adamw import AdamW, clip_grad_norm
+from tests.helpers import (
     B,
     E,
     H,
@@ -23,14 +30,7 @@ from helpers import (
     peak_bytes,
     settled,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import cuts, seeds
-
-from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
-from numpy_minimind.layers import CrossEntropyLoss, Embedding, Linear
-from numpy_minimind.layers.rope import rope_frequencies
-from numpy_minimind.training.adamw import AdamW, clip_grad_norm
+from tests.strategies import cuts, seeds
 
 pytestmark = pytest.mark.usefixtures("backend")
 

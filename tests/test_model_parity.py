@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import oracles
 import torch
-from helpers import B, T, V, assert_close, gradients_of, model_of, padding_mask
+
+from tests.helpers import B, T, V, assert_close, gradients_of, model_of, padding_mask
+from tests.oracle import oracles
 
 MODELS = {
     "dense, tied": {},

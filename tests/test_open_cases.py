@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import assert_close, config, gradients_of, model_of
 from hypothesis import settings
 
 import numpy_minimind as nm
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
 from numpy_minimind.checking import check_layer
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer
+from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import RMSNorm
 from numpy_minimind.layers.rope import rope_frequencies
-from numpy_minimind.training import AdamW, Batch, BatchStream, Trainer, evaluate
+from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.training import AdamW, Trainer, evaluate
+from tests.helpers import assert_close, config, gradients_of, model_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "en" / "open-cases.md"
@@ -283,7 +284,7 @@ CHINESE_FILES = """
 import sys
 import numpy_minimind as nm
 from pathlib import Path
-from numpy_minimind.training.corpora import load_corpus
+from numpy_minimind.data.corpora import load_corpus
 folder = Path(sys.argv[1])
 text = "\\u72d0\\u72f8 fox\\n" * 40
 (folder / "t.txt").write_bytes(b"\\xef\\xbb\\xbf" + text.replace("\\n", "\\r\\n").encode())

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from numpy_minimind.checking.kill_matrix import STRONG, WEAK
-from numpy_minimind.training import toy_language
+from numpy_minimind.checking.lab.kill_matrix import STRONG, WEAK
+from numpy_minimind.data import toy_language
 
 pytest.importorskip("matplotlib")
 from matplotlib import font_manager

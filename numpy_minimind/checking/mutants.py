@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numpy_minimind.checking.lab.mutation import Mutant
 from numpy_minimind.checking.mutants_attention import ATTENTION_MUTANTS
 from numpy_minimind.checking.mutants_flash import FLASH_MUTANTS
 from numpy_minimind.checking.mutants_head import HEAD_MUTANTS
@@ -11,7 +12,6 @@ from numpy_minimind.checking.mutants_moe import MOE_MUTANTS
 from numpy_minimind.checking.mutants_rope_softmax import ROPE_AND_SOFTMAX_MUTANTS
 from numpy_minimind.checking.mutants_swiglu import SWIGLU_MUTANTS
 from numpy_minimind.checking.mutants_training import TRAINING_MUTANTS
-from numpy_minimind.checking.mutation import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *LAYER_MUTANTS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, Edit, Mutant
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
 
 ATTEND = "layers.scaled_dot_product:ScaledDotProduct."
 ATTENTION = "layers.attention:Attention."

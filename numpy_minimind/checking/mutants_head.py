@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
 
 HEAD = "layers.linear_cross_entropy:LinearCrossEntropy."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, Edit, Mutant
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
 
 MOE = "layers.moe:MoE."
 WEIGHTS = "layers.moe:token_weights"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant, Swap
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant, Swap
 from numpy_minimind.layers.softmax import SoftmaxSaved
 
 ROPE = "layers.rope:"

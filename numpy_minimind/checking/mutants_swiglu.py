@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, Mutant, Swap
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Mutant, Swap
 from numpy_minimind.layers.linear import LinearSaved
 from numpy_minimind.layers.swiglu import SwiGLUSaved, sigmoid
 

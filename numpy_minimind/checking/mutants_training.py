@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy_minimind.checking.mutation import TRAINING, Edit, Mutant
+from numpy_minimind.checking.lab.mutation import TRAINING, Edit, Mutant
 
 ADAM = "training.adamw:AdamW."
 CLIP = "training.adamw:clip_grad_norm"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from numpy_minimind.checkpoint.files import METRICS, contents, file_not_found
+from numpy_minimind.files import METRICS, contents, file_not_found
 
 ORIGINAL = "take the folder of the model from which it was made, with config.json and model.safetensors"
 TEXT = "is a text or a data set, and no model: it may be given to train as --corpus"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import CheckpointError, read_json
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.files import CheckpointError, read_json
 from numpy_minimind.layers.rope import rope_frequencies
 
 GENERATION = "generation_config.json"

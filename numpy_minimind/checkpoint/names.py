@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-from numpy_minimind.checkpoint.files import CheckpointError, ForeignFileError
+from numpy_minimind.files import CheckpointError, ForeignFileError
 
 T = TypeVar("T")
 

@@ -14,8 +14,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from numpy_minimind.checkpoint.char_tokenizer import OLDER, TOKENIZER, token_count
-from numpy_minimind.checkpoint.files import (
+from numpy_minimind.checkpoint.foreign import adapter_kind, missing
+from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
+from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
+from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensors, fields_of, fit, open_weights
+from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.files import (
     CheckpointError,
     DamagedFileError,
     PathLike,
@@ -25,12 +29,8 @@ from numpy_minimind.checkpoint.files import (
     replacing_folder,
     resolve,
 )
-from numpy_minimind.checkpoint.foreign import adapter_kind, missing
-from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
-from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
-from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensors, fields_of, fit, open_weights
-from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.text.char import OLDER, TOKENIZER, token_count
 
 STORAGE = ("float32", "float16", "bfloat16")
 OUTVOTING = (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import to_numpy
-from numpy_minimind.checkpoint.files import DamagedFileError, ForeignFileError, PathLike, replacing, resolve
 from numpy_minimind.checkpoint.tensors import WRITABLE, TensorFile, write_tensors
+from numpy_minimind.files import DamagedFileError, ForeignFileError, PathLike, replacing, resolve
 
 FORMAT, VERSION = "numpy_minimind.resume", "1"
 ARRAY = "__ndarray__"  # marks an array inside the state: some bit generators hold a few. A key like it gets a tail "_"

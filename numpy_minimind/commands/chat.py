@@ -18,9 +18,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from numpy_minimind.chat import END_THINK, THINK, Answer, Conversation
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
+from numpy_minimind.text.conversation import END_THINK, THINK, Answer, Conversation
 
 HELP = "talk with a chat model"
 EXAMPLE = 'chat out/minimind-3 --system "You are a helpful assistant." --think'

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import to_device
-from numpy_minimind.checkpoint.files import CheckpointError, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG, from_pretrained
-from numpy_minimind.checkpoint.tokenizer import TOKENIZER, load_tokenizer
 from numpy_minimind.commands.nearby import holds_model, suggesting
 from numpy_minimind.commands.progress import warn
+from numpy_minimind.data.left_out import Unknown
+from numpy_minimind.files import CheckpointError, model_folder
 from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.training.left_out import Unknown
+from numpy_minimind.text.load import TOKENIZER, load_tokenizer
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

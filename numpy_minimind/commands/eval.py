@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer
 from numpy_minimind.commands.common import add_device, device_of, load_model
 from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.progress import warn
-from numpy_minimind.training.batches import IGNORE, Batch
-from numpy_minimind.training.corpora import KINDS, ToyCorpus, is_jsonl
+from numpy_minimind.data.batches import IGNORE, Batch
+from numpy_minimind.data.corpora import KINDS, ToyCorpus, is_jsonl
+from numpy_minimind.text.load import CharTokenizer
 from numpy_minimind.training.trainer import evaluate
 
 HELP = "loss, perplexity and bits a character on a text"

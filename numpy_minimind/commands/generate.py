@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.stream_decoder import StreamDecoder
-from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
-from numpy_minimind.generation.generate import generate
+from numpy_minimind.generation.loop import generate
+from numpy_minimind.text.load import PretrainedTokenizer
+from numpy_minimind.text.stream_decoder import StreamDecoder
 
 HELP = "continue a text"
 EXAMPLE = 'generate runs/toy --prompt "我喜欢" --seed 1'

@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from numpy_minimind.checkpoint.files import PathLike, model_folder
 from numpy_minimind.checkpoint.pretrained import CONFIG
-from numpy_minimind.checkpoint.tokenizer import TOKENIZER
 from numpy_minimind.commands.places import WORDS
-from numpy_minimind.training.corpora import KINDS, Corpus, load_corpus
+from numpy_minimind.data.corpora import KINDS, Corpus, load_corpus
+from numpy_minimind.files import PathLike, model_folder
+from numpy_minimind.text.load import TOKENIZER
 
 SHOWN = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from numpy_minimind.training.corpora import Corpus, JsonLinesCorpus, TextCorpus
+from numpy_minimind.data.corpora import Corpus, JsonLinesCorpus, TextCorpus
 
 TOY_PROMPT = "我喜欢"
 PROMPT = 24  # characters of a text that a prompt takes, to a whole word

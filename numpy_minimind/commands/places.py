@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numpy_minimind.training.corpora import is_jsonl
-from numpy_minimind.training.file_kinds import require_lasting
+from numpy_minimind.data.corpora import is_jsonl
+from numpy_minimind.data.file_kinds import require_lasting
 
 WORDS = {"corpus": ("toy", "pydoc"), "tokenizer": ("char", "bpe"), "init_from": ()}  # values that are no paths
 

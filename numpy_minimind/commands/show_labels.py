@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import file_not_found
-from numpy_minimind.checkpoint.tokenizer import load_tokenizer
 from numpy_minimind.commands.common import warn_of_unknown
 from numpy_minimind.commands.nearby import holds_tokenizer, suggesting
-from numpy_minimind.training.batches import IGNORE, Row
-from numpy_minimind.training.conversations import BEGIN
-from numpy_minimind.training.corpora import KINDS, is_jsonl
-from numpy_minimind.training.jsonl import JsonLines
+from numpy_minimind.data.batches import IGNORE, Row
+from numpy_minimind.data.corpora import KINDS, is_jsonl
+from numpy_minimind.data.jsonl import JsonLines
+from numpy_minimind.data.sft import BEGIN
+from numpy_minimind.files import file_not_found
+from numpy_minimind.text.load import load_tokenizer
 
 HELP = "show each token of a JSONL file with its label"
 EXAMPLE = "show-labels sft.jsonl --tokenizer runs/pretrain/model"

@@ -30,11 +30,11 @@ from numpy_minimind.commands.train_profile import profile
 from numpy_minimind.commands.train_resume import fingerprint_of, resumed_settings
 from numpy_minimind.commands.train_settings import build, fresh_settings
 from numpy_minimind.config import PRESETS
-from numpy_minimind.generation.generate import generate
+from numpy_minimind.data import toy_language, toy_report
+from numpy_minimind.data.batches import IGNORE, Batch
+from numpy_minimind.data.corpora import Corpus, ToyCorpus, is_jsonl, short_name
+from numpy_minimind.generation.loop import generate
 from numpy_minimind.threads import one_blas_thread
-from numpy_minimind.training import toy_language, toy_report
-from numpy_minimind.training.batches import IGNORE, Batch
-from numpy_minimind.training.corpora import Corpus, ToyCorpus, is_jsonl, short_name
 from numpy_minimind.training.distributed import Ranks, digest_of
 from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.run_folder import RunFolder, environment

@@ -8,9 +8,9 @@ from typing import Any
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.commands.common import device_asked_for
 from numpy_minimind.commands.train_settings import build, fresh_settings
+from numpy_minimind.measuring.profiler import EXPLANATION, profile_steps, table
 from numpy_minimind.threads import one_blas_thread
 from numpy_minimind.training.distributed import Ranks, launched
-from numpy_minimind.training.profiler import EXPLANATION, profile_steps, table
 
 WARM_UP, STEPS = 2, 5
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numpy_minimind.checkpoint.files import file_not_found
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer, load_tokenizer
 from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.places import absolute, places, split
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
-from numpy_minimind.training.corpora import Corpus, ToyCorpus
+from numpy_minimind.data.corpora import Corpus, ToyCorpus
+from numpy_minimind.files import file_not_found
+from numpy_minimind.text.load import CharTokenizer, load_tokenizer
 from numpy_minimind.training.run_folder import RunFolder
 
 OTHER_MODEL = ("preset", "set", "tokenizer", "init_from")  # settings that the weights depend on

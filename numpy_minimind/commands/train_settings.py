@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer, load_tokenizer
 from numpy_minimind.commands.common import device_of, load_model, require_one_thread
 from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
 from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_resume import find_corpus, fingerprint_of
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.data.corpora import Corpus, ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.text.load import PretrainedTokenizer, load_tokenizer
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.corpora import Corpus, ToyCorpus
 from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.parallel import worthwhile_threads
 from numpy_minimind.training.run_folder import RunFolder

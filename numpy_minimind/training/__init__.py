@@ -1,18 +1,20 @@
-"""Training: the optimizer, the schedule, the corpora and the loop."""
+"""Training: the optimizer, the schedule and the loop."""
 
+from numpy_minimind.lazy import attributes
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
-from numpy_minimind.training.batches import Batch, BatchStream, EpochStream
 from numpy_minimind.training.schedule import cosine_lr
 from numpy_minimind.training.trainer import Trainer, TrainingDiverged, evaluate
 
 __all__ = [
     "AdamW",
-    "Batch",
-    "BatchStream",
-    "EpochStream",
     "Trainer",
     "TrainingDiverged",
     "clip_grad_norm",
     "cosine_lr",
     "evaluate",
 ]
+
+__getattr__ = attributes(
+    __name__,
+    moved=dict.fromkeys(("Batch", "BatchStream", "EpochStream", "toy_language", "toy_report"), "numpy_minimind.data"),
+)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_numpy
+from numpy_minimind.data.batches import IGNORE
 from numpy_minimind.messages import install_command
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
 from numpy_minimind.threads import available_threads
-from numpy_minimind.training.batches import IGNORE
 from numpy_minimind.training.parallel import ParallelModel
 from numpy_minimind.training.trainer import Trainer
 

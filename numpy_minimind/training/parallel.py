@@ -17,10 +17,10 @@ import numpy as np
 
 from numpy_minimind import accounting
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.data.batches import IGNORE
 from numpy_minimind.layer import Parameter
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
-from numpy_minimind.training.batches import IGNORE
 
 # Operations of a block's forward pass, as accounting.py counts them, that make a thread worthwhile. Between NumPy's
 # calls threads take turns at Python's lock, and how long the calls are, the work of a block tells. Time of a step with

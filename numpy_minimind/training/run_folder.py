@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.files import METRICS, os_error, write_bytes, write_json, write_text
 from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
+from numpy_minimind.files import METRICS, os_error, write_bytes, write_json, write_text
 from numpy_minimind.training.trainer import Trainer
 
 

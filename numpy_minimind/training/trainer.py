@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy_minimind.backend import read_numbers
+from numpy_minimind.data.batches import Batch, BatchStream, EpochStream
 from numpy_minimind.layer import Parameter
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.adamw import AdamW, Mapper, clip_grad_norm, sum_of_squares
-from numpy_minimind.training.batches import Batch, BatchStream, EpochStream
 from numpy_minimind.training.parallel import ParallelModel
 from numpy_minimind.training.schedule import cosine_lr
 

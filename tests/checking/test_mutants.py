@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from numpy_minimind.checking import MUTANTS, check_layer
-from numpy_minimind.checking import kill_matrix as matrix
 from numpy_minimind.checking.contract import contract_faults
-from numpy_minimind.checking.kill_matrix import STRONG, WEAK, kill_matrix, unmutated
+from numpy_minimind.checking.lab import kill_matrix as matrix
+from numpy_minimind.checking.lab.kill_matrix import STRONG, WEAK, kill_matrix, unmutated
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, FORMS, TRAINING, Edit, Mutant
 from numpy_minimind.checking.mutants_layers import norm_backward, norm_forward
 from numpy_minimind.checking.mutants_rope_softmax import rotate_as, softmax_backward, softmax_forward
 from numpy_minimind.checking.mutants_swiglu import gated_backward, gated_forward
-from numpy_minimind.checking.mutation import BACKWARD, CONSISTENT, CONTRACT, FORMS, TRAINING, Edit, Mutant
 from numpy_minimind.checking.points import redraw_parameters
 from numpy_minimind.cli import main
 from numpy_minimind.layers import RMSNorm, Softmax, SwiGLU

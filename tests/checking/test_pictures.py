@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from numpy_minimind.checking.cases import LAYER_CASES
-from numpy_minimind.checking.error_curves import KINDS, error_table, step_size_curves
-from numpy_minimind.checking.kill_matrix import STRONG, WEAK
+from numpy_minimind.checking.lab.error_curves import KINDS, error_table, step_size_curves
+from numpy_minimind.checking.lab.kill_matrix import STRONG, WEAK
 from numpy_minimind.cli import main
 
 pytest.importorskip("matplotlib")

@@ -79,7 +79,7 @@ def shapes(layer):
 @pytest.fixture(scope="module")
 def oracle():
     pytest.importorskip("torch")
-    from tests import oracles
+    from tests.oracle import oracles
 
     return oracles
 

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_of
+
+from tests.helpers import model_of
 
 pytest.importorskip("safetensors")
 
 import safetensors.numpy
 
 from numpy_minimind import from_pretrained, load_tokenizer, save_pretrained
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError
+from numpy_minimind.checkpoint import CheckpointError
 from numpy_minimind.cli import main
+from numpy_minimind.text import CharTokenizer
 from numpy_minimind.training.run_folder import RunFolder
 
 ONE = {"model_type": "qwen3"}

@@ -7,8 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import model_of
-from torch_files import ORDERED_DICT, members_of, number, pickle_of, storage, tensor, text, write_pth, zip_of
+
+from tests.checkpoint.torch_files import (
+    ORDERED_DICT,
+    members_of,
+    number,
+    pickle_of,
+    storage,
+    tensor,
+    text,
+    write_pth,
+    zip_of,
+)
+from tests.helpers import model_of
 
 pytest.importorskip("safetensors")
 

@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_of
-from torch_files import write_pth
+
+from tests.checkpoint.torch_files import write_pth
+from tests.helpers import model_of
 
 pytest.importorskip("safetensors")
 
 import safetensors.numpy
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM, from_pretrained, save_pretrained
-from numpy_minimind.checkpoint import CharTokenizer, CheckpointError, DamagedFileError, load_tokenizer, pretrained
+from numpy_minimind.checkpoint import CheckpointError, DamagedFileError, pretrained
 from numpy_minimind.checkpoint.huggingface import huggingface_config, transformers_scaling
 from numpy_minimind.checkpoint.tensors import TensorFile, bfloat16_bits, stored_as, widen, write_tensors
 from numpy_minimind.checkpoint.weights import open_weights, parameter_shapes
 from numpy_minimind.layers.rope import rope_frequencies
+from numpy_minimind.text import CharTokenizer, load_tokenizer
 
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
 MODELS: dict[str, dict[str, Any]] = {

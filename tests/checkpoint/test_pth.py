@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_of
-from torch_files import (
+
+from numpy_minimind import MiniMindForCausalLM, from_pretrained
+from numpy_minimind.checkpoint import CheckpointError, read_pth
+from numpy_minimind.checkpoint.tensors import bfloat16_bits, widen
+from tests.checkpoint.torch_files import (
     ORDERED_DICT,
     members_of,
     number,
@@ -21,10 +24,7 @@ from torch_files import (
     write_pth,
     zip_of,
 )
-
-from numpy_minimind import MiniMindForCausalLM, from_pretrained
-from numpy_minimind.checkpoint import CheckpointError, read_pth
-from numpy_minimind.checkpoint.tensors import bfloat16_bits, widen
+from tests.helpers import model_of
 
 
 def arrays_of(model: MiniMindForCausalLM, dtype: str) -> dict[str, np.ndarray]:

@@ -12,10 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_files import ORDERED_DICT, members_of, number, pickle_of, storage, tensor, text, tuple_of, write_pth, zip_of
 
 from numpy_minimind import MiniMindConfig, from_pretrained
 from numpy_minimind.checkpoint import CheckpointError, DamagedFileError, UnsafeFileError, pth, read_pth
+from tests.checkpoint.torch_files import (
+    ORDERED_DICT,
+    members_of,
+    number,
+    pickle_of,
+    storage,
+    tensor,
+    text,
+    tuple_of,
+    write_pth,
+    zip_of,
+)
 
 HALF = storage(b"HalfStorage", "0", 6)
 RECORDS = {"0": np.arange(6, dtype=np.float16).tobytes()}

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_of
+
+from tests.helpers import model_of
 
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
@@ -14,7 +15,7 @@ pytest.importorskip("tokenizers")
 import safetensors.numpy
 
 from numpy_minimind import from_pretrained, load_tokenizer, save_pretrained
-from numpy_minimind.checkpoint import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 
 OLDER_WEIGHTS = [
     *("model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin"),

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.chat import Answer
-from numpy_minimind.checkpoint import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.cli import main
 from numpy_minimind.commands import chat as chat_command
 from numpy_minimind.commands import generate as generate_command
-from numpy_minimind.generation.generate import generate
+from numpy_minimind.generation.loop import generate
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text.conversation import Answer
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

@@ -11,8 +11,8 @@ import numpy_minimind as nm
 from numpy_minimind.cli import main, message_of
 from numpy_minimind.commands import eval as eval_command
 from numpy_minimind.commands import generate as generate_command
+from numpy_minimind.data.corpora import ToyCorpus
 from numpy_minimind.layers import RMSNorm
-from numpy_minimind.training.corpora import ToyCorpus
 from tests.commands.conftest import SMALL, run
 
 

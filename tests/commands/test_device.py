@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import strict_cupy
 
 from numpy_minimind.checkpoint.resume import load_resume
 from numpy_minimind.checkpoint.tensors import TensorFile
 from numpy_minimind.cli import main
+from tests.cupy import strict_cupy
 
 SMALL = [
     "--preset", "tiny", "--set", "num_hidden_layers=1", "--batch-size", "2", "--seq-len", "24", "--lr", "1e-3",

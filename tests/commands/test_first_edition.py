@@ -14,7 +14,7 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.cli import main
-from numpy_minimind.training import toy_report
+from numpy_minimind.data import toy_report
 
 RUN = Path(__file__).parent / "first_edition"
 FLOOR, ORACLE = 0.5647371907372587, 0.5672173651335936

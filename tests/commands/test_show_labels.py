@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numpy_minimind.checkpoint.tokenizer import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.cli import main
 from numpy_minimind.commands.show_labels import BYTES, DOT, LEGEND, pad, parts, spelled, visible, width
-from numpy_minimind.training.batches import IGNORE, Row
+from numpy_minimind.data.batches import IGNORE, Row
+from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from numpy_minimind.cli import main
-from numpy_minimind.training.jsonl import JsonLines
+from numpy_minimind.data.jsonl import JsonLines
 from tests.commands.conftest import SMALL
 
 TEXT = "the quick brown fox\n" * 40

@@ -8,9 +8,9 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.checkpoint.resume import load_resume
-from numpy_minimind.checkpoint.tokenizer import PretrainedTokenizer
 from numpy_minimind.cli import main
 from numpy_minimind.commands.generate import prompt_ids
+from numpy_minimind.text.load import PretrainedTokenizer
 from tests.commands.conftest import run
 from tests.commands.test_train import assert_same_run, metrics
 

@@ -1,4 +1,4 @@
-"""demos/benchmark.py: its peers compute what this package computes, and its table can be made."""
+"""demos/measuring/benchmark.py: its peers compute what this package computes, and its table can be made."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ import pytest
 
 import numpy_minimind as nm
 
-DEMOS = Path(__file__).parents[2] / "demos"
+DEMOS = Path(__file__).parents[2] / "demos" / "measuring"
 CONFIG = nm.MiniMindConfig.preset("tiny", vocab_size=31, rope_theta=100.0)
 
 
@@ -100,7 +100,7 @@ def test_the_whole_demo_at_the_smallest_size(demo, tmp_path, capsys):
 @pytest.mark.parametrize(("absent", "extra"), [("threadpoolctl", "train"), ("torch", "parity")])
 def test_what_is_not_installed_is_named_with_its_extra(demo, absent, extra, capsys, monkeypatch):
     benchmark = demo("benchmark")
-    monkeypatch.chdir(DEMOS.parent)
+    monkeypatch.chdir(DEMOS.parents[1])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else "found")
     with pytest.raises(SystemExit):
         benchmark.arguments(["--against", "torch"])

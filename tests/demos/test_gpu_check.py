@@ -1,4 +1,4 @@
-"""demos/gpu_check.py on the stand-in: it runs, says where, and notices what is wrong."""
+"""demos/measuring/gpu_check.py on the stand-in: it runs, says where, and notices what is wrong."""
 
 import importlib
 import json
@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import strict_cupy
 
 from numpy_minimind.checking import devices
+from tests.cupy import strict_cupy
 
-DEMOS = Path(__file__).parents[2] / "demos"
+DEMOS = Path(__file__).parents[2] / "demos" / "measuring"
 SIZES = {"presets": "tiny", "widths": "8,16", "batch-size": "2", "seq-len": "8", "tokens": "2", "repeat": "1"}
 SMALL = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
 

@@ -1,4 +1,4 @@
-"""demos/memory.py prints the table of docs/en/memory.md."""
+"""demos/measuring/memory.py prints the table of docs/en/memory.md."""
 
 import importlib
 from pathlib import Path
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def demo(monkeypatch):
     """Import the demo."""
-    monkeypatch.syspath_prepend(ROOT / "demos")
+    monkeypatch.syspath_prepend(ROOT / "demos" / "measuring")
     return importlib.import_module("memory")
 
 

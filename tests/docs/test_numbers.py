@@ -10,22 +10,24 @@ import pytest
 from numpy_minimind import MiniMindConfig, accounting
 from numpy_minimind.checking import MUTANTS
 from numpy_minimind.checking.differences import STEP, Effort
+from numpy_minimind.checking.lab.weak_checks import TRAINING_STEPS
 from numpy_minimind.checking.verdict import ABSOLUTE, RELATIVE
-from numpy_minimind.checking.weak_checks import TRAINING_STEPS
 from numpy_minimind.checkpoint import pth
-from numpy_minimind.checkpoint.byte_level_bpe import FIXED
 from numpy_minimind.commands import train_profile
 from numpy_minimind.commands.chat import TWICE
 from numpy_minimind.commands.together import PATIENCE
 from numpy_minimind.commands.train_settings import BETAS, DEFAULTS
+from numpy_minimind.data.corpora import BLOCK, HELD_OUT_LINES
+from numpy_minimind.data.jsonl import SHOWN
 from numpy_minimind.generation.prefill import PART
 from numpy_minimind.layers import FlashAttention, RotaryEmbedding, flash_attention, kv_cache
 from numpy_minimind.layers.linear import FEW
 from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
+from numpy_minimind.text.bpe import FIXED
 from numpy_minimind.training.adamw import PIECE
-from numpy_minimind.training.corpora import BLOCK, HELD_OUT_LINES
-from numpy_minimind.training.jsonl import SHOWN
+from tests.cupy.replay.planted import PLANTED
+from tests.parity.parity_cases import PAIRWISE
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("no", "one", "two", "three", "four", "five", "six")
@@ -165,12 +167,9 @@ def test_the_predicted_column_of_the_memory_page():
         assert f"{predicted:,.1f}" == told, (preset, batch, tokens, threads, again)
 
 
-def test_counts_of_what_the_tests_hold(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "tests" / "cupy_replay")
-    planted = module_of(ROOT / "tests" / "cupy_replay" / "planted.py").PLANTED
-    assert f"{len(planted)} planted faults" in said_on("docs/en/gpu.md")
-    pairwise = module_of(ROOT / "tests" / "parity" / "parity_cases.py").PAIRWISE
-    assert f"The first {pairwise} models hold *every pair* of choices" in said_on("docs/en/parity.md")
+def test_counts_of_what_the_tests_hold():
+    assert f"{len(PLANTED)} planted faults" in said_on("docs/en/gpu.md")
+    assert f"The first {PAIRWISE} models hold *every pair* of choices" in said_on("docs/en/parity.md")
 
 
 def test_ratios_are_those_of_their_columns():

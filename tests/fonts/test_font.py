@@ -12,7 +12,7 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind import fonts
-from numpy_minimind.training import toy_language
+from numpy_minimind.data import toy_language
 from tests.fonts import make_font
 
 font_manager = pytest.importorskip("matplotlib.font_manager")

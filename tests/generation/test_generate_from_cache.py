@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers import V, assert_close, config, settled
 
 from numpy_minimind import MiniMindForCausalLM
-from numpy_minimind.generation.generate import generate
+from numpy_minimind.generation.loop import generate
 from numpy_minimind.generation.prefill import read
+from tests.helpers import V, assert_close, config, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import B, D, H, K, N, T, along, assert_close, complex_step, config, gradients_of, settled
 
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Attention, KVCache, RotaryEmbedding
+from tests.helpers import B, D, H, K, N, T, along, assert_close, complex_step, config, gradients_of, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

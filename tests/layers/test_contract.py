@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases_layers import CASES, Case
-from helpers import B, arrays, assert_close, cast, gradients_of, mapped
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import MoE
+from tests.cases_layers import CASES, Case
+from tests.helpers import B, arrays, assert_close, cast, gradients_of, mapped
 
 pytestmark = pytest.mark.usefixtures("backend")
 

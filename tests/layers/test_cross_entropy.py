@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from helpers import complex_step
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import seeds, sizes
 
 from numpy_minimind.layers import CrossEntropyLoss
+from tests.helpers import complex_step
+from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

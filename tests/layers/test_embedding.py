@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import seeds, sizes
 
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Embedding
+from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

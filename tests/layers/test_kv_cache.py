@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import V, assert_close, model_of
 
 from numpy_minimind.layers import KVCache
 from numpy_minimind.layers.kv_cache import BLOCK
+from tests.helpers import V, assert_close, model_of
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from helpers import along, complex_step
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import seeds, sizes
 
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Linear
 from numpy_minimind.layers.linear import FEW
+from tests.helpers import along, complex_step
+from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import B, D, E, T, assert_close, complex_step, config, gradients_of, settled
 
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import MoE
+from tests.helpers import B, D, E, T, assert_close, complex_step, config, gradients_of, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -8,9 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import oracles
 import torch
-from helpers import B, D, E, F, H, N, T, V, assert_close, config, gradients_of, padding_mask, settled
 
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import (
@@ -28,6 +26,8 @@ from numpy_minimind.layers import (
     SwiGLU,
 )
 from numpy_minimind.layers.rope import rope_frequencies
+from tests.helpers import B, D, E, F, H, N, T, V, assert_close, config, gradients_of, padding_mask, settled
+from tests.oracle import oracles
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers import along, complex_step, settled
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import seeds, sizes
 
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import RMSNorm
+from tests.helpers import along, complex_step, settled
+from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from helpers import complex_step
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import seeds
 
 from numpy_minimind import MiniMindConfig
 from numpy_minimind.layers import RotaryEmbedding
 from numpy_minimind.layers.rope import rope_frequencies
+from tests.helpers import complex_step
+from tests.strategies import seeds
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from helpers import along, complex_step
 from hypothesis import given
-from strategies import seeds, sizes
 
 from numpy_minimind.layers import ScaledDotProduct
+from tests.helpers import along, complex_step
+from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers import complex_step
 from hypothesis import given
-from strategies import dtypes, seeds, sizes
 
 from numpy_minimind.layers import Softmax
+from tests.helpers import complex_step
+from tests.strategies import dtypes, seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers import D, F, along, complex_step, gradients_of, peak_bytes, settled
 
 from numpy_minimind.layers import SwiGLU
 from numpy_minimind.layers.swiglu import sigmoid
+from tests.helpers import D, F, along, complex_step, gradients_of, peak_bytes, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -1,4 +1,4 @@
-"""The same model in three programs: this package, transformers, and the float64 oracle of tests/oracles.py.
+"""The same model in three programs: this package, transformers, and the float64 oracle of tests/oracle/oracles.py.
 
 A test module calls ``pytest.importorskip`` for torch and transformers before it imports this one.
 """
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import oracles
 import torch
-from parity_cases import Batch, Case, batch, generators, weights
+
+from tests.oracle import oracles
+from tests.parity.parity_cases import Batch, Case, batch, generators, weights
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # theirs, of deprecated things within

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import bridge
 import torch
-from bridge import (
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from numpy_minimind import MiniMindConfig
+from numpy_minimind.checking.parity import by_kind, compare, worst
+from numpy_minimind.layers import Embedding, RMSNorm
+from tests.parity import bridge
+from tests.parity.bridge import (
     FLOAT32,
     FLOAT64,
     ORACLE,
@@ -33,12 +38,7 @@ from bridge import (
     their_model,
     unfused,
 )
-from parity_cases import CASES, PAIRWISE, Case, all_pairs, case_of, pairs_of
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-
-from numpy_minimind import MiniMindConfig
-from numpy_minimind.checking.parity import by_kind, compare, worst
-from numpy_minimind.layers import Embedding, RMSNorm
+from tests.parity.parity_cases import CASES, PAIRWISE, Case, all_pairs, case_of, pairs_of
 
 MEASURED: dict[str, Rows] = {}  # of the first cases, for the test of all of them together
 

@@ -1,4 +1,4 @@
-"""demos/parity.py: its table, its picture, its JSON, and what it says without PyTorch."""
+"""demos/measuring/parity.py: its table, its picture, its JSON, and what it says without PyTorch."""
 
 import json
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "demos/parity.py", *arguments]
+    command = [sys.executable, "demos/measuring/parity.py", *arguments]
     env = {**os.environ, "PYTHONUTF8": "1", **environment}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, encoding="utf-8", check=False)
 

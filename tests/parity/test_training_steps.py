@@ -5,7 +5,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from bridge import (
+from numpy_minimind.checking.parity import worst
+from tests.parity.bridge import (
     FLOAT32,
     FLOAT64,
     ORACLE,
@@ -17,9 +18,7 @@ from bridge import (
     draw_training,
     measure_training,
 )
-from parity_cases import case_of
-
-from numpy_minimind.checking.parity import worst
+from tests.parity.parity_cases import case_of
 
 # Without the k = 1 normalised router: its gradient is rounding, and Adam divides rounding by its own size.
 MODELS = {

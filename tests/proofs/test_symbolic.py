@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config, settled
 
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import (
@@ -28,6 +27,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
+from tests.helpers import config, settled
 
 sp = pytest.importorskip("sympy")
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from strategies import seeds
 
 from numpy_minimind.checking.points import context, redraw_parameters
 from numpy_minimind.checking.probe import named_inputs
@@ -34,6 +33,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
+from tests.strategies import seeds
 
 ONE_KEY = "every query sees at most one key, and a softmax over one key is 1"
 NO_KEY = "no query sees a key"

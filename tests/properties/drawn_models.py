@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from drawn_layers import YARN, epsilons, padding, pads_of, upto
 from hypothesis import example
 from hypothesis import strategies as st
-from strategies import seeds
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
 from numpy_minimind.checking.points import redraw_parameters
+from tests.properties.drawn_layers import YARN, epsilons, padding, pads_of, upto
+from tests.strategies import seeds
 
 
 @dataclass(frozen=True, kw_only=True)

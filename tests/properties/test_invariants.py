@@ -24,7 +24,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_layers import (
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from numpy_minimind.checking.points import MARGIN, routers, routing_margin
+from numpy_minimind.layer import Layer
+from numpy_minimind.layers import RMSNorm
+from tests.helpers import gradients_of, settled
+from tests.properties.drawn_layers import (
     AttentionCase,
     MoECase,
     ScaledDotProductCase,
@@ -35,15 +42,8 @@ from drawn_layers import (
     of_profile,
     upto,
 )
-from drawn_models import EDGE, EXPERTS, model_cases
-from helpers import gradients_of, settled
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
-from strategies import seeds
-
-from numpy_minimind.checking.points import MARGIN, routers, routing_margin
-from numpy_minimind.layer import Layer
-from numpy_minimind.layers import RMSNorm
+from tests.properties.drawn_models import EDGE, EXPERTS, model_cases
+from tests.strategies import seeds
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_layers import EDGES, Case, Point, near, of_profile, part, strategies_of
-from helpers import arrays, cast, gradients_of
 from hypothesis import assume, example, given, reject
 
 from numpy_minimind import layers
@@ -21,6 +19,8 @@ from numpy_minimind.checking.points import MARGIN, routers, routing_margin
 from numpy_minimind.checking.probe import as_gradients, map_arrays, outputs
 from numpy_minimind.checking.report import WRONG, GradReport
 from numpy_minimind.layer import Layer
+from tests.helpers import arrays, cast, gradients_of
+from tests.properties.drawn_layers import EDGES, Case, Point, near, of_profile, part, strategies_of
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -10,12 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_layers import of_profile, scores_without_gradient, without_gradient
-from drawn_models import EDGE, EXPERTS, LATE, ONE_TOKEN, ModelCase, edges, every_edge, model_cases
-from helpers import arrays, assert_close, gradients_of
 from hypothesis import assume, example, given, reject
 from hypothesis import strategies as st
-from strategies import cuts, seeds
 
 import numpy_minimind as nm
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM, accounting
@@ -24,6 +20,10 @@ from numpy_minimind.checking.points import MARGIN, routers, routing_margin
 from numpy_minimind.checking.report import WRONG
 from numpy_minimind.checking.whole_model import MODEL_EFFORT, ModelAsLayer
 from numpy_minimind.generation.sampling import keep_top_k, keep_top_p, next_ids
+from tests.helpers import arrays, assert_close, gradients_of
+from tests.properties.drawn_layers import of_profile, scores_without_gradient, without_gradient
+from tests.properties.drawn_models import EDGE, EXPERTS, LATE, ONE_TOKEN, ModelCase, edges, every_edge, model_cases
+from tests.strategies import cuts, seeds
 
 pytestmark = pytest.mark.usefixtures("backend")
 

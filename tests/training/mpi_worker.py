@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-from helpers import V, gradients_of, model_of, padding_mask
 
 from numpy_minimind.commands.together import together
+from numpy_minimind.data.batches import Batch, BatchStream
 from numpy_minimind.threads import Threads
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.batches import Batch, BatchStream
 from numpy_minimind.training.distributed import DistributedModel, Ranks, digest_of
 from numpy_minimind.training.parallel import ParallelModel
 from numpy_minimind.training.trainer import Trainer
+from tests.helpers import V, gradients_of, model_of, padding_mask
 
 MOE = {"use_moe": True, "num_experts_per_tok": 2}
 CASES = {

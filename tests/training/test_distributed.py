@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_of, model_of
 
 from numpy_minimind import backend
 from numpy_minimind.checkpoint.resume import load_resume
 from numpy_minimind.threads import Threads
 from numpy_minimind.training.distributed import DistributedModel, Ranks, connect, launched
 from numpy_minimind.training.parallel import ParallelModel
+from tests.helpers import assert_close, gradients_of, model_of
 from tests.training.mpi_worker import CASES, ROWS, batch_of
 
 pytestmark = pytest.mark.mpi
@@ -39,7 +39,7 @@ OPEN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 ENVIRONMENT = {**os.environ, **OPEN_MPI, "PYTHONIOENCODING": "utf-8"}
-ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+ENVIRONMENT["PYTHONPATH"] = str(TESTS.parent)
 TRAIN = [
     "-m", "numpy_minimind", "train", "--preset", "tiny", "--set", "num_hidden_layers=1", "--batch-size", "4",
     "--seq-len", "48", "--log-every", "2", "--eval-every", "5",

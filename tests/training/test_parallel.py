@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers import V, assert_close, gradients_of, model_of, padding_mask
 
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.training.parallel import (
@@ -12,6 +11,7 @@ from numpy_minimind.training.parallel import (
     replica_of,
     worthwhile_threads,
 )
+from tests.helpers import V, assert_close, gradients_of, model_of, padding_mask
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -123,7 +123,7 @@ def test_an_error_in_one_part_leaves_nothing_for_the_next_step(rng):
 # -- how many ----------------------------------------------------------------------------------------------------
 
 
-SIZES = {  # as demos/benchmark.py has them: layers, width, vocabulary, rows, tokens; threads that they are worth
+SIZES = {  # as in demos/measuring/benchmark.py: layers, width, vocabulary, rows, tokens; threads that they are worth
     "64x2": (2, 64, 128, 8, 64, 1),
     "128x4": (4, 128, 256, 16, 128, 16),
     "256x6": (6, 256, 1024, 8, 256, 8),

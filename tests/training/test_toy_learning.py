@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
+from numpy_minimind.data import BatchStream, toy_report
+from numpy_minimind.data.corpora import ToyCorpus
 from numpy_minimind.layers import Attention
-from numpy_minimind.training import AdamW, BatchStream, Trainer, evaluate, toy_report
-from numpy_minimind.training.corpora import ToyCorpus
+from numpy_minimind.training import AdamW, Trainer, evaluate
 
 
 def trained_model(preset, steps, seed=0):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.training import AdamW, Batch, BatchStream, Trainer, TrainingDiverged, cosine_lr, evaluate
+from numpy_minimind.data import Batch, BatchStream
+from numpy_minimind.training import AdamW, Trainer, TrainingDiverged, cosine_lr, evaluate
 
 pytestmark = pytest.mark.usefixtures("backend")
 

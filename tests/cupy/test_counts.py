@@ -1,0 +1,152 @@
+"""How many calls of a layer start a kernel on the device, and how often the host waits for it.
+
+A layer that fetches its input, computes with NumPy and moves the result back gives the right numbers in the right
+arrays: only the counts tell. So they stand here, and whoever changes a layer changes them and sees what the change
+costs. Views, and questions about shapes and dtypes, cost nothing.
+"""
+
+import numpy as np
+import pytest
+
+from numpy_minimind import MiniMindForCausalLM
+from numpy_minimind.training import evaluate
+from tests.cases_layers import CASES
+from tests.cupy import strict_cupy
+from tests.cupy.on_device import backward, moved, stream, trainer
+from tests.helpers import V, cast, model_of
+
+EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
+
+# Calls that start a kernel, in forward and in backward, in float32. When a layer was changed on purpose,
+# ``python -m tests.cupy.test_counts`` prints what it does now.
+KERNELS = {
+    "linear": (1, 3),
+    "embedding": (1, 1),
+    "rmsnorm": (7, 9),
+    "rope": (15, 8),
+    "softmax": (12, 3),
+    "scaled dot product": (15, 9),
+    "flash attention": (204, 221),
+    "attention": (49, 63),
+    "swiglu": (10, 18),
+    "moe k=1": (155, 207),
+    "moe k=1 normalised": (157, 211),
+    "moe k=2": (155, 211),
+    "moe k=2 normalised": (157, 215),
+    "moe uncounted": (154, 215),
+    "block": (76, 101),
+    "block of experts": (231, 313),
+    "cross entropy": (15, 5),
+    "linear cross entropy": (89, 3),
+    "model": (180, 215),
+    "model of experts": (472, 609),
+}
+
+# Where the host waits. A layer that is given labels on the device must ask which count; a model's lie on the host.
+WAITS = {
+    **{name: ["get"] for name in CASES if name.startswith("moe") or name == "block of experts"},
+    "linear cross entropy": ["flatnonzero"],
+    "model of experts": ["get", "get"],
+}
+
+# Kernels of one step of training: two layers, four rows of six tokens, one batch or two of them.
+STEP = {
+    ("dense", 1): 928,
+    ("dense", 2): 1360,
+    ("experts", 1): 2408,
+    ("experts", 2): 3546,
+}
+
+dense_and_experts = pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["dense", "experts"])
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with strict_cupy.install():
+        yield
+
+
+def counted(name: str) -> tuple[int, int, list[str]]:
+    """Return the kernels of forward, those of backward, and the waits of both."""
+    case = CASES[name]
+    inputs = cast(case.inputs(np.random.default_rng(7)), np.float32)
+    layer = case.layer().astype(np.float32).to("cuda")
+    inputs = inputs if isinstance(layer, MiniMindForCausalLM) else moved(inputs)
+    for _, parameter in layer.named_parameters():
+        parameter.grad.fill(0)  # comes to be at first use
+    with strict_cupy.recording() as forward:
+        y, saved = layer.forward(*inputs)
+    outputs = list(y) if isinstance(y, tuple) else [y]
+    dy = [strict_cupy.cupy.ones(o.shape, o.dtype) for o in outputs]
+    with strict_cupy.recording() as back:
+        backward(layer, dy, saved)
+    return forward.kernels, back.kernels, [*forward.reads, *back.reads]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_and_waits_of_every_layer(name):
+    forward, backward, waits = counted(name)
+    assert (forward, backward) == KERNELS[name]
+    assert waits == WAITS.get(name, [])
+
+
+# -- a step of training, a token of text -------------------------------------------------------------------------------
+
+
+def experts_and_waits(fields: dict[str, object]) -> tuple[MiniMindForCausalLM, list[str]]:
+    """A model of two layers on the device, and one wait for each layer of experts."""
+    return model_of(np.float32, **fields).to("cuda"), ["get"] * (2 if fields else 0)
+
+
+def recorded_step(model: MiniMindForCausalLM, accumulate: int) -> strict_cupy.Record:
+    """The second step: gradients have come to be in the first."""
+    step = trainer(model, accumulate=accumulate).step
+    step()
+    with strict_cupy.recording() as record:
+        step()
+    return record
+
+
+@dense_and_experts
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_waits_once_for_losses_and_norm_and_once_for_each_layer_of_experts(fields, accumulate):
+    model, waits = experts_and_waits(fields)
+    record = recorded_step(model, accumulate)
+    assert record.reads == waits * accumulate + ["get"]
+    assert record.kernels == STEP["experts" if fields else "dense", accumulate]
+
+
+@dense_and_experts
+def test_only_ids_labels_and_masks_move_to_the_device(fields):
+    """Ids, the mask, and of the labels which count and what they are; and the frequencies of the rotation."""
+    model, _ = experts_and_waits(fields)
+    ids = np.random.default_rng(1).integers(0, V, (3, 6))
+    model.loss_and_grad(ids, ids)
+    with strict_cupy.recording() as record:
+        model.loss_and_grad(ids, ids, np.tri(3, 6, 3))
+    assert len(record.uploads) == 5
+
+
+@dense_and_experts
+def test_a_batch_of_evaluation_waits_once_and_once_for_each_layer_of_experts(fields):
+    model, waits = experts_and_waits(fields)
+    with strict_cupy.recording() as record:
+        evaluate(model, [next(stream()) for _ in range(3)])
+    assert record.reads == [*waits, "float"] * 3
+
+
+@dense_and_experts
+@pytest.mark.parametrize(("temperature", "of_choice"), [(0.0, 2), (0.8, 2)])
+def test_a_token_waits_for_its_probabilities_and_whether_they_are_finite(fields, temperature, of_choice):
+    model, waits = experts_and_waits(fields)
+    with strict_cupy.recording() as record:
+        model.generate(np.ones((2, 3), int), 4, temperature=temperature, eos_token_id=None)
+    assert len(record.reads) == 4 * (len(waits) + of_choice)
+
+
+if __name__ == "__main__":
+    with strict_cupy.install():
+        for case in CASES:
+            print(f'    "{case}": {counted(case)[:2]},')
+        for (kind, fields), number in [((k, f), n) for k, f in (("dense", {}), ("experts", EXPERTS)) for n in (1, 2)]:
+            print(f'    ("{kind}", {number}): {recorded_step(experts_and_waits(fields)[0], number).kernels},')
