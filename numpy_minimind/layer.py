@@ -10,7 +10,7 @@ The protocol of every layer::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,19 @@ from numpy_minimind.backend import get_array_module, to_device, to_numpy
 class Context(NamedTuple):
     """What every block needs and no block owns; the model builds it once a call.
 
-    `visible` is None where no table of it is needed: for one new token, which sees every key, and for a long text,
-    whose blocks `FlashAttention` compares with the diagonal itself. `counted` and `mask` are None without padding.
+    `attend` says how to attend, and thereby what `visible` is:
+
+    * "table": `visible`, bool (T, S) or (B, 1, T, S), says which key s each query t looks at;
+    * "blocks": no key of the future, and none that `visible`, bool (B, S), calls padding (None: none is); for long
+      texts, whose table would be large;
+    * "all": every key, and `visible` is None; for one new token, and for encoders.
     """
 
     cos: Any  # (T, H/2) or (B, 1, T, H/2) rotation of each position
     sin: Any  # likewise
-    visible: Any = None  # (T, S) or (B, 1, T, S) bool: may query t look at key s?
-    counted: Any = None  # (B, T) bool: does the token count in the auxiliary loss?
-    mask: Any = None  # (B, S) bool: is key s a token, and not padding?
+    visible: Any = None  # see above
+    counted: Any = None  # (B, T) bool: does the token count in the auxiliary loss? None: each does
+    attend: Literal["table", "blocks", "all"] = "table"
 
 
 class Parameter:

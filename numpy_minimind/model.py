@@ -165,15 +165,16 @@ class MiniMindModel(Layer):
         xp = get_array_module(table)
         positions = xp.arange(start, start + T)  # (T,)
         causal = None if T >= LONG else xp.arange(start + T) <= positions[:, None]  # (T, S)
+        attend: Any = "blocks" if T >= LONG else "table"
         if mask is None:
             cos, sin = self.rotary_emb.table(positions, table.real.dtype)  # (T, H/2)
-            return Context(cos, sin, None if T == 1 else causal)
+            return Context(cos, sin, attend="all") if T == 1 else Context(cos, sin, causal, attend=attend)
         key = xp.asarray(mask)  # (B, S)
         first = xp.argmax(key, axis=1)[:, None, None]  # (B, 1, 1)
         positions = xp.maximum(positions - first, 0)  # (B, 1, T)
         cos, sin = self.rotary_emb.table(positions, table.real.dtype)  # (B, 1, T, H/2)
-        visible = None if causal is None else causal & key[:, None, None, :]  # (B, 1, T, S)
-        return Context(cos, sin, visible, key[:, start:], key)
+        visible = key if causal is None else causal & key[:, None, None, :]  # (B, S) or (B, 1, T, S)
+        return Context(cos, sin, visible, key[:, start:], attend)
 
 
 def backward_through(block: Block, dy: Any, daux_loss: Any, kept: BlockSaved | BlockInput) -> Any:

@@ -208,8 +208,8 @@ ATTENTION_MUTANTS = (
             Edit(ATTENTION + "forward", "o = merge(o)", "o = o.reshape(*x.shape[:2], -1)"),
             Edit(
                 ATTENTION + "__call__",
-                "merge(layer(q, k, v, shown))",
-                "layer(q, k, v, shown).reshape(*x.shape[:2], -1)",
+                "merge(self.way(context)(q, k, v, context.visible))",
+                "self.way(context)(q, k, v, context.visible).reshape(*x.shape[:2], -1)",
             ),
             Edit(
                 ATTENTION + "backward",

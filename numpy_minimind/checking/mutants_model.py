@@ -253,7 +253,7 @@ MODEL_MUTANTS = (
         "the blocks are not told which tokens are padding, so all count in the auxiliary loss",
         "the mask has two uses, and one is forgotten",
         "huggingface/transformers#28517, QwenLM/Qwen3#1418",
-        (Edit(DECODER + "context", ", key[:, start:], key)", ", None, key)"),),
+        (Edit(DECODER + "context", ", key[:, start:], attend)", ", None, attend)"),),
     ),
     # -- kv cache ----------------------------------------------------------------------------------------------
     Mutant(

@@ -24,6 +24,7 @@ class AttentionSaved(NamedTuple):
     k_norm: RMSNormSaved  # (B, K, T, H)
     cos: Any  # (T, H/2) or (B, 1, T, H/2)
     sin: Any  # likewise
+    way: str  # how it attended, as in the context
     attend: ScaledDotProductSaved | FlashAttentionSaved
     o: Any  # (B, T, N * H)
 
@@ -39,7 +40,7 @@ class Attention(Layer):
 
         Projections are split into heads of width H; norm is RMSNorm over H with one gain for all heads; R is the
         rotary rotation of each position; attend is `ScaledDotProduct` over the visible keys, or `FlashAttention`, which
-        computes the same in blocks, where the context brings no table of what is visible.
+        computes the same in blocks, as the context says.
 
     Shapes
         x, y (B, T, D); q (B, N, T, H); k, v (B, K, T, H); H need not be D / N.
@@ -91,17 +92,15 @@ class Attention(Layer):
 
     def forward(self, x: Any, context: Context) -> tuple[Any, AttentionSaved]:
         q, k, v, (q_norm, k_norm) = self.heads(x, context)
-        layer, shown = self.way_to_attend(q, context)
-        o, attend = layer.forward(q, k, v, shown)  # (B, N, T, H)
+        o, attend = self.way(context).forward(q, k, v, context.visible)  # (B, N, T, H)
         o = merge(o)  # (B, T, N * H)
         y, _ = self.o_proj.forward(o)  # (B, T, D)
-        return y, AttentionSaved(x, q_norm, k_norm, context.cos, context.sin, attend, o)
+        return y, AttentionSaved(x, q_norm, k_norm, context.cos, context.sin, context.attend, attend, o)
 
     def backward(self, dy: Any, saved: AttentionSaved) -> Any:
-        x, q_norm, k_norm, cos, sin, attend, o = saved
+        x, q_norm, k_norm, cos, sin, way, attend, o = saved
         do = split(self.o_proj.backward(dy, LinearSaved(o)), self.head_dim)  # (B, N, T, H)
-        layer: Any = self.flash if isinstance(attend, FlashAttentionSaved) else self.attend
-        dq, dk, dv = layer.backward(do, attend)
+        dq, dk, dv = self.ways[way].backward(do, attend)
         dq = self.q_norm.backward(rotate(dq, cos, -sin), q_norm)  # (B, N, T, H)
         dk = self.k_norm.backward(rotate(dk, cos, -sin), k_norm)  # (B, K, T, H)
         dx = self.q_proj.backward(merge(dq), LinearSaved(x))  # (B, T, D)
@@ -114,14 +113,18 @@ class Attention(Layer):
         q, k, v, _ = self.heads(x, context)
         if cache is not None:
             k, v = cache.write(k, v, start)  # (B, K, S, H)
-        layer, shown = self.way_to_attend(q, context)
-        return self.o_proj(merge(layer(q, k, v, shown)))
+        return self.o_proj(merge(self.way(context)(q, k, v, context.visible)))
 
-    def way_to_attend(self, q: Any, context: Context) -> tuple[ScaledDotProduct | FlashAttention, Any]:
-        """Return the layer that attends, and what it wants to know of the keys."""
-        if context.visible is None and q.shape[2] > 1:
-            return self.flash, context.mask
-        return self.attend, context.visible
+    @property
+    def ways(self) -> dict[str, Any]:
+        """The layer for each way to attend that a context may name."""
+        return {"table": self.attend, "all": self.attend, "blocks": self.flash}
+
+    def way(self, context: Context) -> Any:
+        """Return the layer that attends as the context says."""
+        if (context.attend, context.visible is None) in {("table", True), ("all", False)}:
+            raise ValueError('to attend by "table" a Context needs one in `visible`; to attend to "all", none')
+        return self.ways[context.attend]
 
     def heads(self, x: Any, context: Context) -> tuple[Any, Any, Any, tuple[RMSNormSaved, RMSNormSaved]]:
         """Project to heads; normalise and rotate queries and keys, but not values."""

@@ -131,12 +131,12 @@ def test_kv_cache():
     layer, x, context = attention_example(page)
     whole, _ = layer.forward(x, context)
     cache = LayerCache(np.zeros((1, 1, 2, 2)), np.zeros((1, 1, 2, 2)), max_tokens=2)
-    first = layer(x[:, :1], Context(context.cos[:1], context.sin[:1]), cache, 0)
+    first = layer(x[:, :1], Context(context.cos[:1], context.sin[:1], attend="all"), cache, 0)
     page.says(cache.k[:, :, 0], [0.2, 0.7])
     page.says(cache.v[:, :, 0], [1, 2])
     page.says(first, [5, 2])
-    second = layer(x[:, 1:], Context(context.cos[1:], context.sin[1:]), cache, 1)
-    q, _, _, _ = layer.heads(x[:, 1:], Context(context.cos[1:], context.sin[1:]))
+    second = layer(x[:, 1:], Context(context.cos[1:], context.sin[1:], attend="all"), cache, 1)
+    q, _, _, _ = layer.heads(x[:, 1:], Context(context.cos[1:], context.sin[1:], attend="all"))
     page.says(q, [-0.4, 1.4])
     page.says(cache.k, [[0.2, 0.7], [-0.5, -1]])
     page.says(cache.v, [[1, 2], [3, -1]])
@@ -148,7 +148,7 @@ def test_kv_cache():
     page.says(second, [4.261261, 1.445946])
     np.testing.assert_allclose(np.concatenate([first, second], axis=1), whole, rtol=0, atol=1e-14)
 
-    wrong = Context(context.cos[:1], context.sin[:1])  # the rotation of position 0, for token 1
+    wrong = Context(context.cos[:1], context.sin[:1], attend="all")  # the rotation of position 0, for token 1
     q, k, _, _ = layer.heads(x[:, 1:], wrong)
     page.says(q, [1.4, 0.4])
     page.says(k, [-1, 0.5])
@@ -296,7 +296,7 @@ def test_block():
     page.is_given(mlp.gate_proj.weight, [1.5, 1])
     page.is_given(mlp.up_proj.weight, [0.5, 1])
     page.is_given(mlp.down_proj.weight, [0.5, -1])
-    (y, _), saved = block.forward(np.array([[[1.0, 1.0]]]), Context(np.ones((1, 1)), np.zeros((1, 1))))
+    (y, _), saved = block.forward(np.array([[[1.0, 1.0]]]), Context(np.ones((1, 1)), np.zeros((1, 1)), attend="all"))
     norm1, norm2 = saved.input_layernorm, saved.post_attention_layernorm
     page.says(norm1.r, 1)
     page.says(saved.self_attn.x, [1, 2])

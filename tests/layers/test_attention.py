@@ -10,11 +10,12 @@ from tests.helpers import B, D, H, K, N, T, along, assert_close, complex_step, c
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-def at(positions, visible=None, theta=100.0):
-    return Context(*RotaryEmbedding(H, theta).table(positions, np.float64), visible)
+def at(positions, visible=None, attend="table", theta=100.0):
+    return Context(*RotaryEmbedding(H, theta).table(positions, np.float64), visible, attend=attend)
 
 
 CAUSAL = np.tri(T, dtype=bool)
+PADDED = np.arange(T) >= np.arange(B)[:, None]  # (B, T): row b begins with b tokens of padding
 
 
 def test_the_head_width_need_not_be_width_over_heads():
@@ -42,7 +43,7 @@ def test_queries_and_keys_are_normalised_a_head_at_a_time_and_values_are_not(rng
 
 def test_a_token_alone_attends_to_itself(rng):
     layer, x = settled(Attention(config())), rng.standard_normal((B, 1, D))
-    y, _ = layer.forward(x, at(np.arange(1)))
+    y, _ = layer.forward(x, at(np.arange(1), attend="all"))
     v = np.repeat((x @ layer.v_proj.weight.data.T).reshape(B, 1, K, H), N // K, axis=2)
     np.testing.assert_allclose(y, v.reshape(B, 1, N * H) @ layer.o_proj.weight.data.T, rtol=1e-12)
 
@@ -75,6 +76,33 @@ def test_positions_do_matter(rng):
     layer, x = settled(Attention(config())), rng.standard_normal((B, T, D))
     y = layer(x, at(np.arange(T), CAUSAL))
     assert np.max(np.abs(layer(x, at(2 * np.arange(T), CAUSAL)) - y)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("attend", "visible", "table"),
+    [
+        ("all", None, np.ones((T, T), bool)),
+        ("blocks", None, CAUSAL),
+        ("blocks", PADDED, CAUSAL & PADDED[:, None, None]),
+    ],
+)
+def test_every_way_to_attend_is_that_of_its_table(attend, visible, table, rng):
+    layer, x = settled(Attention(config())), rng.standard_normal((B, T, D))
+    dy, found = rng.standard_normal(x.shape), []
+    for context in (at(np.arange(T), visible, attend), at(np.arange(T), table)):
+        layer.zero_grad()
+        y, saved = layer.forward(x, context)
+        found.append([y, layer(x, context), layer.backward(dy, saved), *map(np.copy, gradients_of(layer).values())])
+    for a, b in zip(*found):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize(("attend", "visible"), [("table", None), ("all", CAUSAL)])
+def test_a_way_to_attend_that_its_context_contradicts_is_refused(attend, visible, rng):
+    layer, x = settled(Attention(config())), rng.standard_normal((B, T, D))
+    for call in (layer, layer.forward):
+        with pytest.raises(ValueError, match='by "table" a Context needs one in `visible`; to attend to "all", none'):
+            call(x, at(np.arange(T), visible, attend))
 
 
 def test_a_query_that_sees_nothing_gives_zero_and_no_gradient(rng):
