@@ -152,7 +152,7 @@ ATTENTION_MUTANTS = (
         "dx misses the path through v",
         "three paths lead to x; the weight of v still gets its gradient",
         "common",
-        (Edit(ATTENTION + "backward", "dx += self.v_proj", "self.v_proj"),),
+        (Edit(ATTENTION + "backward", "+ self.v_proj", "+ 0 * self.v_proj"),),
     ),
     Mutant(
         "attention-q-norm-left-out",
