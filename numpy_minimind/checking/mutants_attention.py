@@ -104,6 +104,19 @@ ATTENTION_MUTANTS = (
         ),
     ),
     Mutant(
+        "attend-mask-multiplied",
+        "scaled_dot_product",
+        CONSISTENT,
+        "scores are multiplied by the mask: a hidden key gets the score 0, and with it an average weight",
+        "in other layers a mask is a factor",
+        "common",
+        (
+            Edit(ATTEND + "forward", SCALE, SCALE + "; self.m = True if visible is None else visible"),
+            Edit(ATTEND + "forward", "self.softmax.forward(s, visible)", "self.softmax.forward(s * self.m)"),
+            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * self.m"),
+        ),
+    ),
+    Mutant(
         "attend-keys-tiled",
         "scaled_dot_product",
         CONSISTENT,
