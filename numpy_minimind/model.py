@@ -13,7 +13,6 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, like, read_numbers, to_numpy
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.generation.loop import CONFIG_EOS, generate
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
@@ -356,35 +355,15 @@ class MiniMindForCausalLM(Layer):
             self.config.head_dim,
         )
 
-    def generate(
-        self,
-        input_ids: Any,
-        max_new_tokens: int = 32,
-        temperature: float = 0.85,
-        top_k: int = 50,
-        top_p: float = 0.85,
-        repetition_penalty: float = 1.0,
-        eos_token_id: Any = CONFIG_EOS,
-        rng: np.random.Generator | None = None,
-        on_token: Any = None,
-        attention_mask: Any = None,
-        vocab_size: int | None = None,
-    ) -> np.ndarray:
-        """Continue the prompts; see `numpy_minimind.generation.loop.generate`."""
-        return generate(
-            self,
-            input_ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            eos_token_id=eos_token_id,
-            rng=rng,
-            on_token=on_token,
-            attention_mask=attention_mask,
-            vocab_size=vocab_size,
-        )
+    def generate(self, input_ids: Any, *args: Any, **options: Any) -> np.ndarray:
+        """Continue the prompts: ``numpy_minimind.generation.generate(model, input_ids, ...)``, which see.
+
+        ``model.generate(input_ids, max_new_tokens=32, temperature=0.85, top_k=50, top_p=0.85, repetition_penalty=1.0,
+        eos_token_id="config", rng=None, on_token=None, attention_mask=None, cache=None, vocab_size=None)``
+        """
+        from numpy_minimind.generation import generate  # above this module, which needs no loop to compute
+
+        return generate(self, input_ids, *args, **options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpy_minimind.backend import keep_freed_memory, synchronize
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.generation.prefill import read
+from numpy_minimind.generation.prefill import prefill
 from numpy_minimind.layers.flash_attention import FlashAttention
 from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
 from numpy_minimind.measuring.clocks import seconds_of
@@ -92,7 +92,7 @@ class Prefill:
 
     def read(self) -> None:
         """Read it once."""
-        synchronize(read(self.model, self.ids, self.model.new_cache(*self.ids.shape)))
+        synchronize(prefill(self.model, self.ids, self.model.new_cache(*self.ids.shape)))
 
 
 class Decode:
