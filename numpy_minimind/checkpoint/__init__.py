@@ -2,7 +2,7 @@
 
 tensors.py holds arrays in safetensors files, and pth.py reads
 those of PyTorch; names.py undoes what stands before their names, and weights.py finds one tensor for each parameter;
-huggingface.py is config.json in transformers' words; foreign.py says what is no model.
+huggingface.py is config.json in transformers' words.
 pretrained.py and resume.py are what one calls.
 """
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from numpy_minimind.checkpoint.foreign import adapter_kind, missing
 from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
 from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensors, fields_of, fit, open_weights
@@ -29,6 +28,7 @@ from numpy_minimind.files import (
     replacing_folder,
     resolve,
 )
+from numpy_minimind.foreign import adapter_kind, missing
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.char import OLDER, TOKENIZER, token_count
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from numpy_minimind import accounting
-from numpy_minimind.checkpoint.foreign import missing
 from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
 from numpy_minimind.commands.train_settings import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
 from numpy_minimind.files import model_folder
+from numpy_minimind.foreign import missing
 from numpy_minimind.messages import did_you_mean
 
 HELP = "parameters, FLOPs and bytes of a model"

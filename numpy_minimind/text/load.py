@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from numpy_minimind.checkpoint.foreign import missing_tokenizer
 from numpy_minimind.files import (
     DamagedFileError,
     PathLike,
@@ -15,6 +14,7 @@ from numpy_minimind.files import (
     model_folder,
     read_json,
 )
+from numpy_minimind.foreign import missing_tokenizer
 from numpy_minimind.text.added_tokens import ADDED_TOKENS, ROLES, SPECIAL_TOKENS_MAP, content, merged
 from numpy_minimind.text.char import (
     SPECIAL_TOKENS,
