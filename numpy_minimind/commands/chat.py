@@ -22,8 +22,6 @@ from numpy_minimind.commands.common import add_device, device_of, load_model, wa
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.text.conversation import END_THINK, THINK, Answer, Conversation
 
-HELP = "talk with a chat model"
-EXAMPLE = 'chat out/minimind-3 --system "You are a helpful assistant." --think'
 PROMPT = "> "
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TWICE = 1.0  # seconds between two Ctrl-C that end the program

@@ -17,9 +17,6 @@ from numpy_minimind.data.corpora import KINDS, ToyCorpus, is_jsonl
 from numpy_minimind.text.load import CharTokenizer
 from numpy_minimind.training.trainer import evaluate
 
-HELP = "loss, perplexity and bits a character on a text"
-EXAMPLE = "eval runs/toy --corpus toy"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `eval`."""

@@ -14,9 +14,6 @@ from numpy_minimind.generation.loop import generate
 from numpy_minimind.text.load import PretrainedTokenizer
 from numpy_minimind.text.stream_decoder import StreamDecoder
 
-HELP = "continue a text"
-EXAMPLE = 'generate runs/toy --prompt "我喜欢" --seed 1'
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `generate`."""

@@ -26,9 +26,6 @@ from numpy_minimind.data.sft import BEGIN
 from numpy_minimind.files import file_not_found
 from numpy_minimind.text.load import load_tokenizer
 
-HELP = "show each token of a JSONL file with its label"
-EXAMPLE = "show-labels sft.jsonl --tokenizer runs/pretrain/model"
-
 DOT = "\u00b7"
 LEGEND = """\
 label     the token itself where it is to be learned, a dot where it is only read (-100)

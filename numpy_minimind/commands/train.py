@@ -40,9 +40,6 @@ from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.run_folder import RunFolder, environment
 from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
 
-HELP = "train a model"
-EXAMPLE = "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"
-
 SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 QUESTION, QUESTION_END = "<|im_start|>user\n", "<|im_end|>"
 SAMPLE_LINES = 6

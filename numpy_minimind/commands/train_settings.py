@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.commands.common import device_of, load_model, require_one_thread
+from numpy_minimind.commands.fields import field_and_value
 from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
 from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
@@ -197,13 +197,3 @@ def _tokenizer(name: str) -> Any:
     if not size.isdecimal():
         raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")
     return lambda texts: PretrainedTokenizer.train_bpe(texts, int(size))
-
-
-def field_and_value(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set needs FIELD=VALUE, got {text!r}")
-    try:
-        return name, ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
-    except (ValueError, SyntaxError):
-        return name, value

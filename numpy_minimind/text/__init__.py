@@ -5,8 +5,24 @@ second kind from text, added_tokens.py is what stands beside its vocabulary. cha
 model wants it, in the walls of sandbox.py; stream_decoder.py decodes while a model writes; conversation.py talks.
 """
 
-from numpy_minimind.text.char import CharTokenizer
-from numpy_minimind.text.load import load_tokenizer
-from numpy_minimind.text.pretrained import PretrainedTokenizer
+from typing import TYPE_CHECKING
 
-__all__ = ["CharTokenizer", "PretrainedTokenizer", "load_tokenizer"]
+from numpy_minimind.lazy import attributes
+
+if TYPE_CHECKING:
+    from numpy_minimind.text.char import CharTokenizer
+    from numpy_minimind.text.conversation import Conversation
+    from numpy_minimind.text.load import load_tokenizer
+    from numpy_minimind.text.pretrained import PretrainedTokenizer
+else:
+    __getattr__, __dir__ = attributes(
+        __name__,
+        {
+            "CharTokenizer": "numpy_minimind.text.char",
+            "Conversation": "numpy_minimind.text.conversation",
+            "PretrainedTokenizer": "numpy_minimind.text.pretrained",
+            "load_tokenizer": "numpy_minimind.text.load",
+        },
+    )
+
+__all__ = ["CharTokenizer", "Conversation", "PretrainedTokenizer", "load_tokenizer"]
