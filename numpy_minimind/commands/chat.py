@@ -21,6 +21,7 @@ import numpy as np
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.text.conversation import END_THINK, THINK, Answer, Conversation
+from numpy_minimind.text.tokenizer import Tokenizer
 
 PROMPT = "> "
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -144,7 +145,7 @@ def lines() -> Iterator[str | ValueError]:
             yield text.rstrip("\r\n")
 
 
-def with_warnings(tokenizer: Any, messages: Iterator[str | ValueError]) -> Iterator[str | ValueError]:
+def with_warnings(tokenizer: Tokenizer, messages: Iterator[str | ValueError]) -> Iterator[str | ValueError]:
     """Give the messages on, and say of each what the tokenizer does not know."""
     for message in messages:
         if isinstance(message, str):

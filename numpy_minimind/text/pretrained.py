@@ -15,7 +15,8 @@ from numpy_minimind.files import CheckpointError, PathLike
 from numpy_minimind.messages import needs_extra
 from numpy_minimind.text import bpe
 from numpy_minimind.text.added_tokens import FLAGS, ROLES, content, tokens_of, tokens_to_add
-from numpy_minimind.text.char import TOKENIZER, TOKENIZER_CONFIG, check_ids, save_tokenizer
+from numpy_minimind.text.byte_level import BYTES, bytes_of
+from numpy_minimind.text.char import TOKENIZER, TOKENIZER_CONFIG, ids_to_decode, save_tokenizer, sha256_of
 from numpy_minimind.text.chat_template import Rendered, chosen, render
 
 __all__ = ["ROLES", "PretrainedTokenizer", "content"]
@@ -52,14 +53,13 @@ class PretrainedTokenizer:
         self.cleans_up = bool(config.get("clean_up_tokenization_spaces") and (not bpe or config.get(CORRUPTING)))
         self.byte_level = (tokenizer.get("decoder") or {}).get("type") == "ByteLevel" and not self.cleans_up
         self.split_special_tokens = bool(config.get("split_special_tokens", False))
-        self.add_bos_token = bool(config.get("add_bos_token", False))
         self.bos_token_id, self.eos_token_id, self.pad_token_id, self.unk_token_id = map(
             self._id_of, ("bos_token", "eos_token", "pad_token", "unk_token")
         )
 
     @property
     def begins_with_bos(self) -> bool | None:
-        """Whether the rows on which the model was trained here begin with bos, and so should a prompt; None: unknown.
+        """As of every `Tokenizer`.
 
         It is kept under a name of ours: from add_bos_token, PyTorch's side would put one before every text.
         """
@@ -67,7 +67,7 @@ class PretrainedTokenizer:
         return ours.get("begins_with_bos") if isinstance(ours, dict) else None
 
     @begins_with_bos.setter
-    def begins_with_bos(self, value: bool) -> None:
+    def begins_with_bos(self, value: bool | None) -> None:
         self.tokenizer_config = {**self.tokenizer_config, OURS: {"begins_with_bos": value}}
 
     @classmethod
@@ -186,10 +186,7 @@ class PretrainedTokenizer:
         token = self._tokenizer.id_to_token(i)
         if token is None or (skip_special_tokens and i in self._left_out):
             return b""
-        try:
-            return bytes(BYTES[character] for character in token)
-        except KeyError:  # an added token is spelled as it is
-            return token.encode("utf-8")
+        return bytes_of(token)
 
     @functools.cached_property
     def _left_out(self) -> frozenset[int]:
@@ -209,8 +206,17 @@ class PretrainedTokenizer:
         ValueError
             For an id outside the vocabulary.
         """
-        text = self._tokenizer.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special_tokens)
+        text = self._tokenizer.decode(ids_to_decode(ids, self.vocab_size), skip_special_tokens=skip_special_tokens)
         return cleaned_up(text) if self.cleans_up else text
+
+    def count_characters(self, ids: Any) -> int:
+        """Return how many characters the text of `ids` has."""
+        return len(self.decode(ids))
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of all that decides what ids it gives."""
+        template = self.tokenizer_config.get("chat_template")
+        return sha256_of([self.tokenizer_json, template, *self.added_by_config])
 
     @functools.cached_property
     def _spelling(self) -> Any:
@@ -410,19 +416,6 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_each_text(item, change) for item in value]
     return value
-
-
-def _byte_characters() -> dict[str, int]:
-    """Return the byte for which each character stands in a byte-level vocabulary.
-
-    A byte that is a visible character of Latin-1 stands for itself, the others are numbered from U+0100 on.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-BYTES = _byte_characters()
 
 
 def cleaned_up(text: str) -> str:

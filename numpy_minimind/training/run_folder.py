@@ -16,6 +16,7 @@ from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
 from numpy_minimind.files import METRICS, os_error, write_bytes, write_json, write_text
+from numpy_minimind.text.tokenizer import Tokenizer
 from numpy_minimind.threads import blas_name, blas_threads
 from numpy_minimind.training.trainer import Trainer
 
@@ -103,7 +104,7 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, trainer: Trainer, tokenizer: Any, extra: Mapping[str, Any]) -> None:
+    def save(self, trainer: Trainer, tokenizer: Tokenizer, extra: Mapping[str, Any]) -> None:
         """Write the model folder and the resume file, each atomically.
 
         The model comes first: a run that can be resumed has a tokenizer.
