@@ -173,43 +173,26 @@ def _kept_keys(T: int) -> int:
 
 
 def _head_working_numbers(m: int, D: int, V: int) -> int:
-    """Temporaries of a chunk of m rows: logits, and beside them probabilities or a product."""
+    """Bound for the head's temporaries: of a chunk of m rows logits and probabilities, or logits and a product."""
     return m * V + max(m * V, m * D, min(V, WORDS) * D)
 
 
 def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
-    """Temporaries of a block's backward, in its feed-forward or in its attention."""
-    c = _letters(config)
-    M, D = B * T, c["D"]
-    dx = M * D
-    if config.use_moe:
-        m = M * c["k"] // c["E"]
-        mlp = dx + m * D * 2 + _swiglu_working_numbers(m, D, c["F"])  # dx; dy of the expert, weighted
-    else:
-        mlp = _swiglu_working_numbers(M, D, c["F"])
-    attention = 2 * dx + _attention_working_numbers(B, T, D, c["N"], c["K"], c["H"])  # dm and dh
-    norm = 5 * dx  # dm, dh, da, n, dn
-    return dx + max(mlp, attention, norm)  # dy
+    """Bound for the temporaries of a block's backward: four arrays as large as x, and as many in its widest part.
 
-
-def _swiglu_working_numbers(M: int, D: int, F: int) -> int:
-    """Of silu, h, dh (then du) and dg, two or three; the two parts of dx; a weight's gradient before it is added."""
-    return 2 * M * F + max(M * F, M * D + max(F * D, 2 * M * D))
-
-
-def _attention_working_numbers(B: int, T: int, D: int, N: int, K: int, H: int) -> int:
-    """Temporaries of attention: where it attends, in the norms, or in the projections."""
-    q, kv = B * T * N * H, B * T * K * H  # numbers of one array
-    others = 2 * q + 2 * kv  # do, dq, dk, dv
-    norms = 5 * q  # dq turned back, and four of the norm's
-    projections = max(2 * B * T * D, N * H * D)  # dx and a part of it; a weight's gradient before it is added
+    Not a list of them: what a layer keeps for a moment is its own affair, and the total is right within a tenth.
+    """
+    D, H, N, K, E, k, F = (_letters(config)[name] for name in "DHNKEkF")
+    M = B * T
+    m = M * k // E  # tokens of an expert
+    feed_forward = 4 * m * F + F * D  # and the gradient of a weight, before it is added
     if T < LONG:
-        return others + max(norms, projections, 2 * q + 2 * B * N * T * T)  # q twice on its way; dp, ds
-    rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
-    b = min(B, max(1, BLOCK // (N * rows * keys)))  # sequences in a block
-    tables = 3 if keys < T else 2  # ds, the one before it, and p where it is not saved
-    block = b * N * rows * (tables * keys + 4 * H) + b * K * keys * H  # q, o, do, dq; a product on its way
-    return others + max(norms, projections, block)
+        scores = B * N * T * T
+    else:
+        rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
+        scores = min(B, max(1, BLOCK // (N * rows * keys))) * N * rows * keys
+    attention = M * (N + K) * H + max(4 * scores, N * H * D)
+    return 4 * M * D + max(feed_forward, attention)
 
 
 def array_bytes(tree: Any) -> int:

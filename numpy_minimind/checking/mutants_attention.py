@@ -104,6 +104,19 @@ ATTENTION_MUTANTS = (
         ),
     ),
     Mutant(
+        "attend-mask-multiplied",
+        "scaled_dot_product",
+        CONSISTENT,
+        "scores are multiplied by the mask: a hidden key gets the score 0, and with it an average weight",
+        "in other layers a mask is a factor",
+        "common",
+        (
+            Edit(ATTEND + "forward", SCALE, SCALE + "; self.m = True if visible is None else visible"),
+            Edit(ATTEND + "forward", "self.softmax.forward(s, visible)", "self.softmax.forward(s * self.m)"),
+            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * self.m"),
+        ),
+    ),
+    Mutant(
         "attend-keys-tiled",
         "scaled_dot_product",
         CONSISTENT,
@@ -152,7 +165,7 @@ ATTENTION_MUTANTS = (
         "dx misses the path through v",
         "three paths lead to x; the weight of v still gets its gradient",
         "common",
-        (Edit(ATTENTION + "backward", "dx += self.v_proj", "self.v_proj"),),
+        (Edit(ATTENTION + "backward", "+ self.v_proj", "+ 0 * self.v_proj"),),
     ),
     Mutant(
         "attention-q-norm-left-out",

@@ -28,7 +28,7 @@ FLASH_MUTANTS = (
         "ds = p * dp, without delta",
         "the softmax is gone from the code, and with it the reminder of its backward",
         "common",
-        (Edit(FLASH + "backward", "ds -= delta", "pass"),),
+        (Edit(FLASH + "backward", "@ turned_copy(do_i) - delta)", "@ turned_copy(do_i))"),),
     ),
     Mutant(
         "flash-delta-of-one-block",
@@ -37,7 +37,13 @@ FLASH_MUTANTS = (
         "the row sum of p * dp is taken over the keys of one block",
         "inside the loop the block looks like the whole row; with one block it is",
         "common",
-        (Edit(FLASH + "backward", "ds -= delta", "ds -= xp.sum(ds * p, axis=-2, keepdims=True)"),),
+        (
+            Edit(
+                FLASH + "backward",
+                "(v[b, :, keys] @ turned_copy(do_i) - delta)",
+                "((dp := v[b, :, keys] @ turned_copy(do_i)) - xp.sum(dp * p, axis=-2, keepdims=True))",
+            ),
+        ),
     ),
     Mutant(
         "flash-dk-scaled-twice",
@@ -82,7 +88,7 @@ FLASH_MUTANTS = (
         "of a short text the exponentials are saved in place of the weights",
         "o is divided by z at the end, and e looks finished",
         "common",
-        (Edit(ONLINE, "e /= z", "pass"),),
+        (Edit(ONLINE, "saved.append(e / z)", "saved.append(e)"),),
     ),
     # -- online softmax -----------------------------------------------------------------------------------------
     Mutant(

@@ -2,71 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant, Swap
-from numpy_minimind.layers.rmsnorm import RMSNormSaved
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
 
 LINEAR = "layers.linear:Linear.backward"
 TABLE = "layers.embedding:Embedding."
 NORM = "layers.rmsnorm:RMSNorm."
-
-
-# -- the right formulas with one thing exchanged ---------------------------------------------------------------------
-
-Function = Callable[..., Any]
-
-
-def row_mean(a: Any) -> Any:
-    return np.mean(a, axis=-1, keepdims=True)
-
-
-def rms_scale(x: Any, eps: float) -> Any:
-    return 1 / np.sqrt(row_mean(x * x) + eps)
-
-
-def cross_term(x: Any, r: Any, dn: Any, eps: float) -> Any:
-    return x * r * row_mean(dn * x * r)
-
-
-def own_gain(w: Any) -> Any:
-    return w
-
-
-def norm_forward(scale: Function = rms_scale, gain: Function = own_gain, centred: bool = False) -> Function:
-    """Return RMSNorm.forward with another scale or gain, or with the mean subtracted first."""
-
-    def forward(self: Any, x: Any) -> tuple[Any, RMSNormSaved]:
-        x = x - row_mean(x) if centred else x
-        r = scale(x, self.eps)
-        return x * r * gain(self.weight.data), RMSNormSaved(x, r)
-
-    return forward
-
-
-def norm_backward(
-    second: Function = cross_term, gain: Function = own_gain, centred: bool = False, again: Any = None, dw: bool = True
-) -> Function:
-    """Return RMSNorm.backward with another second term or gain; `again` computes the scale anew."""
-
-    def backward(self: Any, dy: Any, saved: RMSNormSaved) -> Any:
-        x, r = saved
-        r = r if again is None else again(x)
-        if dw:
-            self.weight.grad += (dy * x * r).reshape(-1, x.shape[-1]).sum(axis=0)
-        dn = dy * gain(self.weight.data)
-        dx = r * (dn - second(x, r, dn, self.eps))
-        return dx - row_mean(dx) if centred else dx
-
-    return backward
-
-
-def norm_backward_gain_from_x(self: Any, dy: Any, saved: RMSNormSaved) -> Any:
-    self.weight.grad += (dy * saved.x).reshape(-1, dy.shape[-1]).sum(axis=0)
-    return norm_backward(dw=False)(self, dy, saved)
 
 
 LAYER_MUTANTS = (
@@ -134,7 +74,7 @@ LAYER_MUTANTS = (
         "dx = r * dn: the scale is taken for a constant",
         "r looks like a coefficient; it depends on every x of the row",
         "common",
-        (Swap(NORM + "backward", norm_backward(second=lambda x, r, dn, eps: 0)),),
+        (Edit(NORM + "backward", " - n * mean_product(dn, n)", ""),),
     ),
     Mutant(
         "rmsnorm-epsilon-left-out-of-backward",
@@ -143,7 +83,7 @@ LAYER_MUTANTS = (
         "backward computes the scale again, without epsilon",
         "at unit scale it is a relative error of 1e-6: every loose check lets it pass",
         "common",
-        (Swap(NORM + "backward", norm_backward(again=lambda x: rms_scale(x, 0.0))),),
+        (Edit(NORM + "backward", "x, r = saved", "x, r = saved.x, 1 / xp.sqrt(mean_product(saved.x, saved.x))"),),
     ),
     Mutant(
         "rmsnorm-gain-gradient-from-x",
@@ -152,7 +92,7 @@ LAYER_MUTANTS = (
         "dw = sum(dy * x), with x before it was normalised",
         "x is what was saved; n must be built again",
         "common",
-        (Swap(NORM + "backward", norm_backward_gain_from_x),),
+        (Edit(NORM + "backward", "rows(n)", "rows(x)"),),
     ),
     Mutant(
         "rmsnorm-gain-forgotten-in-backward",
@@ -161,7 +101,7 @@ LAYER_MUTANTS = (
         "dn = dy: the gain is left out",
         "gains start at one, so a check of a fresh model cannot see it",
         "common",
-        (Swap(NORM + "backward", norm_backward(gain=lambda w: 1.0)),),
+        (Edit(NORM + "backward", "dn = dy * w", "dn = dy"),),
     ),
     Mutant(
         "rmsnorm-epsilon-outside-root",
@@ -171,8 +111,10 @@ LAYER_MUTANTS = (
         "both forms are found in textbooks",
         "apache/tvm#15856, huggingface/transformers#48762",
         (
-            Swap(NORM + "forward", norm_forward(lambda x, eps: 1 / (np.sqrt(row_mean(x * x)) + eps))),
-            Swap(NORM + "backward", norm_backward(lambda x, r, dn, eps: x / (1 / r - eps) * row_mean(dn * x * r))),
+            Edit(
+                NORM + "forward", "xp.sqrt(mean_product(u, u) + self.eps)", "(xp.sqrt(mean_product(u, u)) + self.eps)"
+            ),
+            Edit(NORM + "backward", "n * mean_product(dn, n)", "n * mean_product(dn, n) / (1 - self.eps * r)"),
         ),
     ),
     Mutant(
@@ -182,7 +124,16 @@ LAYER_MUTANTS = (
         "epsilon is 1e-5 whatever the configuration says",
         "the default of another model, written into the formula",
         "paiml/aprender#1606, osaurus-ai/vmlx-swift#374",
-        (Swap(NORM + "forward", norm_forward(lambda x, eps: rms_scale(x, 1e-5))),),
+        (Edit(NORM + "forward", "self.eps", "1e-5"),),
+    ),
+    Mutant(
+        "rmsnorm-sum-for-mean",
+        "rmsnorm",
+        CONSISTENT,
+        "1 / sqrt(sum + eps), without the division by D, differentiated correctly",
+        "L2 normalisation is what the name suggests; the gain makes up for sqrt(D), and epsilon counts D times less",
+        "common",
+        (Edit("layers.rmsnorm:mean_product", " / a.shape[-1]", ""),),
     ),
     Mutant(
         "rmsnorm-no-epsilon",
@@ -191,7 +142,7 @@ LAYER_MUTANTS = (
         "epsilon is left out, in forward and backward",
         "it does nothing, until a row is small",
         "apache/tvm#15856",
-        (Swap(NORM + "forward", norm_forward(lambda x, eps: rms_scale(x, 0.0))),),
+        (Edit(NORM + "forward", " + self.eps", ""),),
     ),
     Mutant(
         "rmsnorm-gain-left-out",
@@ -201,8 +152,9 @@ LAYER_MUTANTS = (
         "gains start at one, so nothing changes at first",
         "common",
         (
-            Swap(NORM + "forward", norm_forward(gain=lambda w: 1.0)),
-            Swap(NORM + "backward", norm_backward(gain=lambda w: 1.0, dw=False)),
+            Edit(NORM + "forward", "u * r * w", "u * r"),
+            Edit(NORM + "backward", "self.weight.grad += ", "self.weight.grad += 0 * "),
+            Edit(NORM + "backward", "dn = dy * w", "dn = dy"),
         ),
     ),
     Mutant(
@@ -213,8 +165,12 @@ LAYER_MUTANTS = (
         "habit",
         "common",
         (
-            Swap(NORM + "forward", norm_forward(centred=True)),
-            Swap(NORM + "backward", norm_backward(centred=True)),
+            Edit(NORM + "forward", "u = at_least_float32(x)", "u = x = x - xp.mean(x, axis=-1, keepdims=True)"),
+            Edit(
+                NORM + "backward",
+                "(r * (dn - n * mean_product(dn, n)))",
+                "((dx := r * (dn - n * mean_product(dn, n))) - xp.mean(dx, axis=-1, keepdims=True))",
+            ),
         ),
     ),
     Mutant(
@@ -225,8 +181,8 @@ LAYER_MUTANTS = (
         "code is copied from a model whose gains start at zero",
         "common",
         (
-            Swap(NORM + "forward", norm_forward(gain=lambda w: 1 + w)),
-            Swap(NORM + "backward", norm_backward(gain=lambda w: 1 + w)),
+            Edit(NORM + "forward", "u * r * w", "u * r * (1 + w)"),
+            Edit(NORM + "backward", "dn = dy * w", "dn = dy * (1 + w)"),
         ),
     ),
 )

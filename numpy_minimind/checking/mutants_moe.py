@@ -24,7 +24,7 @@ MOE_MUTANTS = (
         "the experts' weights pass no gradient to the router",
         "a detach too many: the dead router, which no loss curve shows",
         "jingyaogong/minimind#858, jingyaogong/minimind#859",
-        (Edit(MOE + "backward", "dp += dw[:, slot, None]", "dp += 0 * dw[:, slot, None]"),),
+        (Edit(MOE + "backward", "dp + dw[:, slot, None]", "dp + 0 * dw[:, slot, None]"),),
     ),
     Mutant(
         "moe-aux-gradient-dropped",

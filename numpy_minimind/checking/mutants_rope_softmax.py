@@ -2,67 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant, Swap
-from numpy_minimind.layers.softmax import SoftmaxSaved
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
 
 ROPE = "layers.rope:"
 SOFTMAX = "layers.softmax:Softmax."
-
-# -- the right formulas with one thing exchanged ---------------------------------------------------------------------
-
-
-def rotate_as(first: Any = None, second: Any = None) -> Callable[..., Any]:
-    """Return `rotate` for pairs that stand elsewhere; by default in the two halves."""
-
-    def rotate(x: Any, cos: Any, sin: Any) -> Any:
-        half = x.shape[-1] // 2
-        one, two = (np.s_[..., :half], np.s_[..., half:]) if first is None else (first, second)
-        y = np.empty_like(x)
-        y[one], y[two] = x[one] * cos - x[two] * sin, x[two] * cos + x[one] * sin
-        return y
-
-    return rotate
-
-
-def softmax_forward(axis: int = -1, shifted: bool = True, hidden: float = -math.inf) -> Callable[..., Any]:
-    """Return Softmax.forward over another axis, without the shift, or with another score for what is hidden."""
-
-    def forward(self: Any, x: Any, visible: Any = None) -> tuple[Any, SoftmaxSaved]:
-        u = x if visible is None else np.where(visible, x, x.dtype.type(hidden))
-        m = np.max(u.real, axis=axis, keepdims=True) if shifted else u.real.dtype.type(0)
-        e = np.exp(u - np.where(m == -math.inf, u.real.dtype.type(0), m))
-        z = np.sum(e, axis=axis, keepdims=True)
-        y = e / np.where(z == 0, z.dtype.type(1), z)
-        return y, SoftmaxSaved(y)
-
-    return forward
-
-
-def softmax_backward(axis: int = -1) -> Callable[..., Any]:
-    """Return Softmax.backward over another axis."""
-    return lambda self, dy, saved: saved.y * (dy - np.sum(dy * saved.y, axis=axis, keepdims=True))
-
-
-def softmax_in_place(self: Any, x: Any, visible: Any = None) -> tuple[Any, SoftmaxSaved]:
-    y, saved = softmax_forward()(self, x, visible)
-    if visible is None:
-        x -= np.max(x.real, axis=-1, keepdims=True)
-    return y, saved
-
-
-def softmax_kept(self: Any, x: Any, visible: Any = None) -> tuple[Any, SoftmaxSaved]:
-    self.y, saved = softmax_forward()(self, x, visible)
-    return self.y, saved
-
-
-def softmax_from_self(self: Any, dy: Any, saved: SoftmaxSaved) -> Any:
-    return softmax_backward()(self, dy, SoftmaxSaved(self.y))
 
 
 ROPE_AND_SOFTMAX_MUTANTS = (
@@ -92,7 +35,19 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "coordinate i is paired with i + 1, not with i + H/2",
         "both layouts are called rotary embedding; it trains, and loaded weights give rubbish",
         "jingyaogong/minimind#449, huggingface/transformers#31859, mlfoundations/open_lm#4",
-        (Swap(ROPE + "rotate", rotate_as(np.s_[..., 0::2], np.s_[..., 1::2])),),
+        (
+            Edit(
+                ROPE + "rotate",
+                "xp.concatenate((x[..., half:], x[..., :half]), axis=-1)",
+                "xp.stack((x[..., 1::2], x[..., 0::2]), axis=-1).reshape(x.shape)",
+            ),
+            Edit(ROPE + "rotate", "xp.concatenate((cos, cos), axis=-1)", "xp.repeat(cos, 2, axis=-1)"),
+            Edit(
+                ROPE + "rotate",
+                "xp.concatenate((-sin, sin), axis=-1)",
+                "xp.stack((-sin, sin), axis=-1).reshape(cos.shape)",
+            ),
+        ),
     ),
     Mutant(
         "rope-turned-the-other-way",
@@ -101,7 +56,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "the sign of the sine is swapped in forward and backward",
         "row vectors and column vectors turn in opposite senses",
         "common",
-        (Swap(ROPE + "rotate", lambda x, cos, sin: rotate_as()(x, cos, -sin)),),
+        (Edit(ROPE + "rotate", "(-sin, sin)", "(sin, -sin)"),),
     ),
     Mutant(
         "rope-base-ten-thousand",
@@ -165,7 +120,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "dx = y * dy, without the subtraction of the row's sum",
         "each y is taken to depend on its own x alone",
         "common",
-        (Swap(SOFTMAX + "backward", lambda self, dy, saved: saved.y * dy),),
+        (Edit(SOFTMAX + "backward", "(dy - row_dot(dy, y))", "dy"),),
     ),
     Mutant(
         "softmax-diagonal-only",
@@ -174,7 +129,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "dx = dy * y * (1 - y), the derivative of a sigmoid",
         "the diagonal of the Jacobian is taken for the whole",
         "common",
-        (Swap(SOFTMAX + "backward", lambda self, dy, saved: dy * saved.y * (1 - saved.y)),),
+        (Edit(SOFTMAX + "backward", "row_dot(dy, y)", "dy * y"),),
     ),
     Mutant(
         "softmax-no-gradient",
@@ -183,7 +138,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "dx = 0: nothing passes",
         "what remains when a check with an all-ones cotangent is the only one: rows sum to one",
         "common",
-        (Swap(SOFTMAX + "backward", lambda self, dy, saved: dy * 0),),
+        (Edit(SOFTMAX + "backward", "return y *", "return 0 * y *"),),
     ),
     Mutant(
         "softmax-over-the-wrong-axis",
@@ -192,7 +147,11 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "columns sum to one, not rows",
         "the axis is left to a default",
         "common",
-        (Swap(SOFTMAX + "forward", softmax_forward(axis=-2)), Swap(SOFTMAX + "backward", softmax_backward(axis=-2))),
+        (
+            Edit(SOFTMAX + "forward", "row_max(u.real)", "xp.max(u.real, axis=-2, keepdims=True)"),
+            Edit(SOFTMAX + "forward", "axis=-1", "axis=-2"),
+            Edit(SOFTMAX + "backward", "row_dot(dy, y)", "(dy * y).sum(axis=-2, keepdims=True)"),
+        ),
     ),
     Mutant(
         "softmax-maximum-not-subtracted",
@@ -201,7 +160,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "exp(x) overflows at 710, in float32 at 89",
         "the formula of the textbook",
         "common",
-        (Swap(SOFTMAX + "forward", softmax_forward(shifted=False)),),
+        (Edit(SOFTMAX + "forward", "xp.exp(u - m)", "xp.exp(u)"),),
     ),
     Mutant(
         "softmax-hidden-row-is-uniform",
@@ -210,7 +169,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "hidden scores are -1e9: a row that sees nothing averages everything, padding and future",
         "a finite number avoids NaN",
         "pytorch/pytorch#103749, huggingface/transformers#27114, tracel-ai/burn#4697",
-        (Swap(SOFTMAX + "forward", softmax_forward(hidden=-1e9)),),
+        (Edit(SOFTMAX + "forward", "-math.inf).astype", "-1e9).astype"),),
     ),
     Mutant(
         "softmax-computed-in-place",
@@ -219,7 +178,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "forward overwrites its argument where there is no mask",
         "scores are the largest array of attention",
         "common",
-        (Swap(SOFTMAX + "forward", softmax_in_place),),
+        (Edit(SOFTMAX + "forward", "xp.exp(u - m)", "xp.exp(xp.subtract(u, m, out=u))"),),
     ),
     Mutant(
         "softmax-kept-on-the-layer",
@@ -228,6 +187,9 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "the output is kept on self: a second forward before the first backward spoils it",
         "the most common way to write a layer",
         "common",
-        (Swap(SOFTMAX + "forward", softmax_kept), Swap(SOFTMAX + "backward", softmax_from_self)),
+        (
+            Edit(SOFTMAX + "forward", "y = (e / z)", "y = self.y = (e / z)"),
+            Edit(SOFTMAX + "backward", "(y,) = saved", "y = self.y"),
+        ),
     ),
 )

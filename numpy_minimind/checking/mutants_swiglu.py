@@ -2,73 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
 
-import numpy as np
-
-from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Mutant, Swap
-from numpy_minimind.layers.linear import LinearSaved
-from numpy_minimind.layers.swiglu import SwiGLUSaved, sigmoid
-
-GATED = "layers.swiglu:SwiGLU."
-Function = Callable[..., Any]
-
-# -- the right formulas with one thing exchanged ---------------------------------------------------------------------
-
-
-def silu(g: Any) -> Any:
-    return g * sigmoid(g)
-
-
-def silu_slope(g: Any) -> Any:
-    return sigmoid(g) * (1 + g * (1 - sigmoid(g)))
-
-
-def sigmoid_slope(g: Any) -> Any:
-    return sigmoid(g) * (1 - sigmoid(g))
-
-
-def quick_gelu(g: Any) -> Any:
-    return g * sigmoid(1.702 * g)
-
-
-def quick_gelu_slope(g: Any) -> Any:
-    return sigmoid(1.702 * g) * (1 + 1.702 * g * (1 - sigmoid(1.702 * g)))
-
-
-def no_activation(g: Any) -> Any:
-    return g
-
-
-def gated_forward(activation: Function = silu, swapped: bool = False) -> Function:
-    """Return SwiGLU.forward with another activation, or with gate and up exchanged."""
-
-    def forward(self: Any, x: Any) -> tuple[Any, SwiGLUSaved]:
-        g, u = self.gate_proj(x), self.up_proj(x)
-        g, u = (u, g) if swapped else (g, u)
-        return self.down_proj(activation(g) * u), SwiGLUSaved(x, g, u, sigmoid(g))
-
-    return forward
-
-
-def gated_backward(
-    activation: Function = silu,
-    slope: Function = silu_slope,
-    for_up: Function | None = None,
-    for_down: Function | None = None,
-    swapped: bool = False,
-) -> Function:
-    """Return SwiGLU.backward with another activation in one of its three places, or gate and up exchanged."""
-
-    def backward(self: Any, dy: Any, saved: SwiGLUSaved) -> Any:
-        x, g, u, _ = saved
-        dh = self.down_proj.backward(dy, LinearSaved((for_down or activation)(g) * u))
-        dg, du = dh * u * slope(g), dh * (for_up or activation)(g)
-        dg, du = (du, dg) if swapped else (dg, du)
-        return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))
-
-    return backward
+SWIGLU = "layers.swiglu:"
+GATED = SWIGLU + "SwiGLU."
 
 
 SWIGLU_MUTANTS = (
@@ -80,7 +17,7 @@ SWIGLU_MUTANTS = (
         "dg uses the derivative of sigmoid, sigma (1 - sigma), for that of SiLU",
         "the product rule is forgotten: g stands outside the sigmoid too",
         "common",
-        (Swap(GATED + "backward", gated_backward(slope=sigmoid_slope)),),
+        (Edit(SWIGLU + "gated_backward", "sigma + silu * (1 - sigma)", "sigma * (1 - sigma)"),),
     ),
     Mutant(
         "swiglu-up-gradient-without-sigmoid",
@@ -89,7 +26,7 @@ SWIGLU_MUTANTS = (
         "du = dh * g, the gate before its activation",
         "g is what was saved",
         "common",
-        (Swap(GATED + "backward", gated_backward(for_up=no_activation)),),
+        (Edit(SWIGLU + "gated_backward", ", dh * silu", ", dh * g"),),
     ),
     Mutant(
         "swiglu-gradients-swapped",
@@ -98,7 +35,7 @@ SWIGLU_MUTANTS = (
         "dg goes back through the up projection and du through the gate",
         "both have the same shape",
         "common",
-        (Swap(GATED + "backward", gated_backward(swapped=True)),),
+        (Edit(GATED + "backward", "dg, du =", "du, dg ="),),
     ),
     Mutant(
         "swiglu-down-gradient-without-sigmoid",
@@ -107,7 +44,7 @@ SWIGLU_MUTANTS = (
         "h is rebuilt as g * u for the gradient of the down projection",
         "h is not saved but rebuilt, a second time to get it wrong",
         "common",
-        (Swap(GATED + "backward", gated_backward(for_down=no_activation)),),
+        (Edit(GATED + "backward", "LinearSaved(gated(g, u, sigma))", "LinearSaved(g * u)"),),
     ),
     Mutant(
         "swiglu-sigmoid-gate",
@@ -117,8 +54,9 @@ SWIGLU_MUTANTS = (
         "that is the original GLU; SiLU is one factor more",
         "common",
         (
-            Swap(GATED + "forward", gated_forward(sigmoid)),
-            Swap(GATED + "backward", gated_backward(sigmoid, sigmoid_slope)),
+            Edit(SWIGLU + "gated", "g * sigma * u", "sigma * u"),
+            Edit(SWIGLU + "gated_backward", "sigma + silu * (1 - sigma)", "sigma * (1 - sigma)"),
+            Edit(SWIGLU + "gated_backward", ", dh * silu", ", dh * sigma"),
         ),
     ),
     Mutant(
@@ -129,8 +67,9 @@ SWIGLU_MUTANTS = (
         "trains as well; only loaded weights give rubbish",
         "common",
         (
-            Swap(GATED + "forward", gated_forward(swapped=True)),
-            Swap(GATED + "backward", gated_backward(swapped=True)),
+            Edit(GATED + "forward", "g = self.gate_proj(x)", "u = self.gate_proj(x)"),
+            Edit(GATED + "forward", "u = self.up_proj(x)", "g = self.up_proj(x)"),
+            Edit(GATED + "backward", "dg, du =", "du, dg ="),
         ),
     ),
     Mutant(
@@ -141,8 +80,8 @@ SWIGLU_MUTANTS = (
         "another activation of the same family",
         "common",
         (
-            Swap(GATED + "forward", gated_forward(quick_gelu)),
-            Swap(GATED + "backward", gated_backward(quick_gelu, quick_gelu_slope)),
+            Edit(GATED + "forward", "sigmoid(g)", "sigmoid(1.702 * g)"),
+            Edit(SWIGLU + "gated_backward", "silu * (1 - sigma)", "1.702 * silu * (1 - sigma)"),
         ),
     ),
     Mutant(
@@ -152,6 +91,6 @@ SWIGLU_MUTANTS = (
         "1 / (1 + exp(-x)) as it stands: a warning below -88, NaN where it is multiplied on",
         "the formula of the textbook",
         "ahmedfgad/NumPyCNN#13, explosion/thinc#648",
-        (Swap("layers.swiglu:sigmoid", lambda x: 1 / (1 + np.exp(-x))),),
+        (Edit(SWIGLU + "sigmoid", "-xp.maximum(u, lowest_exponent(u.dtype))", "-u"),),
     ),
 )

@@ -103,10 +103,11 @@ class Attention(Layer):
         dq, dk, dv = self.ways[way].backward(do, attend)
         dq = self.q_norm.backward(rotate(dq, cos, -sin), q_norm)  # (B, N, T, H)
         dk = self.k_norm.backward(rotate(dk, cos, -sin), k_norm)  # (B, K, T, H)
-        dx = self.q_proj.backward(merge(dq), LinearSaved(x))  # (B, T, D)
-        dx += self.k_proj.backward(merge(dk), LinearSaved(x))
-        dx += self.v_proj.backward(merge(dv), LinearSaved(x))
-        return dx
+        return (
+            self.q_proj.backward(merge(dq), LinearSaved(x))
+            + self.k_proj.backward(merge(dk), LinearSaved(x))
+            + self.v_proj.backward(merge(dv), LinearSaved(x))
+        )  # (B, T, D)
 
     def __call__(self, x: Any, context: Context, cache: LayerCache | None = None, start: int = 0) -> Any:
         """Inference; with a `cache`, keys and values of earlier tokens come from it and the new ones go into it."""

@@ -70,10 +70,10 @@ class CrossEntropyLoss(Layer):
         t = xp.where(counted, targets, 0)[..., None]  # (..., 1)
         x = x - xp.max(x.real, axis=-1, keepdims=True)  # (..., V)
         at_target = xp.take_along_axis(x, t, axis=-1)  # (..., 1)
-        p = xp.exp(x, out=x)  # (..., V)
-        z = xp.sum(p, axis=-1, keepdims=True)  # (..., 1)
+        e = xp.exp(x, out=x)  # (..., V), in the place of x: logits are the largest arrays of a step
+        z = xp.sum(e, axis=-1, keepdims=True)  # (..., 1)
         loss = xp.sum((xp.log(z) - at_target) * weight)  # ()
-        p /= z
+        p = xp.divide(e, z, out=e)  # (..., V)
         return loss, CrossEntropyLossSaved(p, t, weight, logits.dtype)
 
     def backward(self, dloss: Any, saved: CrossEntropyLossSaved) -> Any:

@@ -19,7 +19,7 @@ from numpy_minimind.layers.scaled_dot_product import grouped
 LOWEST = -1e30  # maximum of no scores; finite, because -inf - (-inf) is not a number
 
 # Scores in a block. In float32 they take 512 KiB, and the few arrays of this size that a block needs at a time stay in
-# the second-level cache of a core: at 128 tokens a fifth faster than 16 sequences at once.
+# the second-level cache of a core.
 BLOCK = 1 << 17
 
 
@@ -52,7 +52,7 @@ class FlashAttention(Layer):
     Shapes
         q, o (B, N, T, H); k, v (B, K, S, H), S >= T: the queries are the last T of S tokens. mask (B, S) bool is
         False where a key is padding. s, e and p of a block are (b, K, keys, G * rows) for b of the B sequences: keys
-        first, because NumPy finds the maximum and the sum of columns several times faster than those of rows.
+        first, because NumPy finds the maximum and the sum of columns faster than those of rows.
 
     Backward
         A block's weights come back from lse alone, and the row sums of softmax's backward from o:
@@ -68,7 +68,7 @@ class FlashAttention(Layer):
 
     Saved
         q, k, v, mask, o and lse: one number a row in place of its S weights. Of a text that fits one block of keys the
-        weights are small, and saved: backward then takes two thirds of the time.
+        weights are small, and saved: backward need not compute them again.
 
     Dtype
         That of q; sums inside in float32 or better.
@@ -116,8 +116,7 @@ class FlashAttention(Layer):
             o[b, :, rows] = (a / turned(z)).reshape(o[b, :, rows].shape)
             lse[b, :, rows] = (m + xp.log(z)).reshape(lse[b, :, rows].shape)
             if saved is not None:
-                e /= z  # of the only block
-                saved.append(e)
+                saved.append(e / z)  # of the only block
         return o, lse
 
     def backward(self, do: Any, saved: FlashAttentionSaved) -> tuple[Any, Any, Any]:
@@ -133,9 +132,7 @@ class FlashAttention(Layer):
             for keys in cut(start + rows.stop, self.key_block):
                 if not weights:
                     p = exp_in_place(scores(q_i, k, b, rows, keys, start, mask), lse_i)  # (b, K, keys, G * rows)
-                ds = v[b, :, keys] @ turned_copy(do_i)  # dp first
-                ds -= delta
-                ds *= p  # (b, K, keys, G * rows)
+                ds = p * (v[b, :, keys] @ turned_copy(do_i) - delta)  # (b, K, keys, G * rows)
                 dv[b, :, keys] += p @ do_i
                 dk[b, :, keys] += ds @ q_i
                 dq_i += turned(ds) @ k[b, :, keys]
@@ -168,7 +165,7 @@ def turned(x: Any) -> Any:
 
 
 def turned_copy(x: Any) -> Any:
-    """Exchange rows and columns in memory too: for narrow heads, a product with a copy takes two thirds of the time."""
+    """Exchange rows and columns in memory too: for narrow heads, a product with a copy is faster."""
     return get_array_module(x).ascontiguousarray(turned(x))
 
 

@@ -136,9 +136,9 @@ class MoE(Layer):
             dw = (dw - xp.sum(dw * w, axis=-1, keepdims=True)) / z
         dp = (daux_loss * self.coef * len(self.experts)) * load * counted  # (M, E)
         for slot in range(self.k):
-            dp += dw[:, slot, None] * (chosen[:, slot, None] == xp.arange(p.shape[-1]))
-        dx += self.gate.backward(self.softmax.backward(dp, SoftmaxSaved(p)).astype(x.dtype), LinearSaved(x))
-        return dx.reshape(shape)
+            dp = dp + dw[:, slot, None] * (chosen[:, slot, None] == xp.arange(p.shape[-1]))
+        dl = self.softmax.backward(dp, SoftmaxSaved(p)).astype(x.dtype)  # (M, E)
+        return (dx + self.gate.backward(dl, LinearSaved(x))).reshape(shape)
 
     def __call__(self, x: Any) -> Any:
         """Inference: y alone, without the auxiliary loss."""

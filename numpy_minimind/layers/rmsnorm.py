@@ -66,9 +66,7 @@ class RMSNorm(Layer):
         xp, w = get_array_module(x), self.weight.data
         u = at_least_float32(x)
         r = 1 / xp.sqrt(mean_product(u, u) + self.eps)  # (..., 1)
-        y = u * r  # (..., D), our own array from here on
-        y *= w
-        return y.astype(x.dtype, copy=False), RMSNormSaved(x, r)
+        return (u * r * w).astype(x.dtype, copy=False), RMSNormSaved(x, r)
 
     def backward(self, dy: Any, saved: RMSNormSaved) -> Any:
         xp, w = get_array_module(dy), self.weight.data
@@ -76,10 +74,7 @@ class RMSNorm(Layer):
         n = x * r  # (..., D)
         self.weight.grad += xp.einsum("md,md->d", rows(dy), rows(n))  # (D,)
         dn = dy * w  # (..., D)
-        n *= mean_product(dn, n)
-        dx = xp.subtract(dn, n, out=n)  # (..., D), in the place of n
-        dx *= r
-        return dx.astype(dy.dtype, copy=False)
+        return (r * (dn - n * mean_product(dn, n))).astype(dy.dtype, copy=False)
 
 
 def mean_product(a: Any, b: Any) -> Any:

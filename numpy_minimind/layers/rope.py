@@ -23,8 +23,7 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
     partner = xp.concatenate((x[..., half:], x[..., :half]), axis=-1)  # (..., T, H): each one's other half
     cos = xp.concatenate((cos, cos), axis=-1)  # (..., T, H)
     sin = xp.concatenate((-sin, sin), axis=-1)  # (..., T, H): the first half is turned the other way
-    partner *= sin
-    return x * cos + partner
+    return x * cos + partner * sin
 
 
 class RotaryEmbeddingSaved(NamedTuple):

@@ -54,19 +54,18 @@ class Softmax(Layer):
         m = row_max(u.real)  # (..., 1)
         if visible is not None:
             m = xp.where(m == -math.inf, 0.0, m)  # nothing visible: e^(-inf - 0) = 0, not e^(-inf + inf)
-        e = u - m  # (..., S), our own array from here on
-        xp.exp(e, out=e)
-        z = xp.add.reduce(e, axis=-1, keepdims=True)  # (..., 1); of one row, in half of xp.sum's time
+        e = xp.exp(u - m)  # (..., S)
+        z = xp.sum(e, axis=-1, keepdims=True)  # (..., 1)
         if visible is not None:
             z = xp.where(z == 0, 1.0, z)
-        e /= z
-        y = e.astype(x.dtype, copy=False)
+        y = (e / z).astype(x.dtype, copy=False)
         return y, SoftmaxSaved(y)
 
     def backward(self, dy: Any, saved: SoftmaxSaved) -> Any:
-        xp = get_array_module(dy)
         (y,) = saved
-        c = xp.einsum("...s,...s->...", dy, y)[..., None]  # (..., 1): sum of dy y, without an array for the products
-        dx = dy - c  # (..., S), our own array from here on
-        dx *= y
-        return dx
+        return y * (dy - row_dot(dy, y))
+
+
+def row_dot(a: Any, b: Any) -> Any:
+    """Sum of a_s b_s over the last axis: (..., S) -> (..., 1), without an array for the products."""
+    return get_array_module(a).einsum("...s,...s->...", a, b)[..., None]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import at_least_float32, elementwise, get_array_module
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import Linear, LinearSaved
 
@@ -16,17 +16,27 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
     xp = get_array_module(x)
-    u = x.astype(xp.result_type(x, xp.float32), copy=False)
-    e = -xp.maximum(u, lowest_exponent(u.dtype))  # our own array from here on
-    xp.exp(e, out=e)
-    e += 1
-    return xp.reciprocal(e, out=e).astype(x.dtype, copy=False)
+    u = at_least_float32(x)
+    return (1 / (1 + xp.exp(-xp.maximum(u, lowest_exponent(u.dtype))))).astype(x.dtype, copy=False)
 
 
 @functools.cache
 def lowest_exponent(dtype: Any) -> float:
     """The x below which e^-x is no number of this dtype any more, and a little: -88 in float32."""
     return -0.99 * math.log(float(np.finfo(dtype).max))
+
+
+@elementwise
+def gated(g: Any, u: Any, sigma: Any) -> Any:
+    """Return h = silu(g) u."""
+    return g * sigma * u
+
+
+@elementwise
+def gated_backward(dh: Any, g: Any, u: Any, sigma: Any) -> tuple[Any, Any]:
+    """Return dg and du: silu' = sigma + silu (1 - sigma)."""
+    silu = g * sigma
+    return dh * (u * (sigma + silu * (1 - sigma))), dh * silu
 
 
 class SwiGLUSaved(NamedTuple):
@@ -96,21 +106,13 @@ class SwiGLU(Layer):
         g = self.gate_proj(x)  # (..., F)
         u = self.up_proj(x)  # (..., F)
         sigma = sigmoid(g)  # (..., F)
-        h = g * sigma  # (..., F), our own array from here on
-        h *= u
+        h = gated(g, u, sigma)  # (..., F)
         y = self.down_proj(h)  # (..., D)
         return y, SwiGLUSaved(x, g, u, sigma)
 
     def backward(self, dy: Any, saved: SwiGLUSaved) -> Any:
-        xp = get_array_module(dy)
         x, g, u, sigma = saved
-        silu = g * sigma  # (..., F)
-        dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
-        dg = 1 - sigma  # (..., F), our own array from here on
-        dg *= silu
-        dg += sigma  # silu' = sigma + silu (1 - sigma)
-        dg *= u
-        dg *= dh
-        du = xp.multiply(dh, silu, out=dh)  # (..., F), in the place of dh
-        del silu  # here a training step may need most memory
+        dh = self.down_proj.backward(dy, LinearSaved(gated(g, u, sigma)))  # (..., F)
+        dg, du = gated_backward(dh, g, u, sigma)  # (..., F)
+        del dh  # here a training step may need most memory
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)

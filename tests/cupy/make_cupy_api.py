@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 TABLE = Path(__file__).with_name("cupy_api.json")
+BESIDE = ("fuse",)  # what is used of CuPy and has no like in NumPy
 
 
 def api() -> dict[str, Any]:
@@ -27,6 +28,7 @@ def api() -> dict[str, Any]:
     generators = {"generator": cupy.random.Generator, "randomstate": cupy.random.RandomState}
     return {
         "version": cupy.__version__,
+        "beside": {name: parameters(getattr(cupy, name)) for name in BESIDE},
         "functions": {name: parameters(function) for name, function in functions.items()},
         "ufuncs": {name: methods(ufunc) for name, ufunc in public.items() if isinstance(ufunc, cupy.ufunc)},
         "ndarray": {name: member(cupy.ndarray, name) for name in dir(cupy.ndarray) if not name.startswith("__")},

@@ -74,6 +74,8 @@ LOOKS = {"shape", "ndim", "size", "result_type", "can_cast", "iscomplexobj", "ma
 ATOMIC = {"add": "iILlqQefd", "subtract": "iI"}
 
 
+_fusing: list[str] = []  # the formulas that are being fused
+
 # What may stand beside an array in arithmetic; NumPy's scalars, too.
 _OPERANDS: set[type] = {bool, int, float, complex}  # and ndarray, below
 
@@ -99,13 +101,14 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.fused = 0  # formulas of which one kernel was made, whatever they call
         self.reads: list[str] = []  # where the host waited for the device: "float", "get", "nonzero" ...
         self.uploads: list[str] = []
 
     @property
     def kernels(self) -> int:
         """Calls that would start at least one kernel."""
-        return sum(call.kernel for call in self.calls)
+        return self.fused + sum(call.kernel for call in self.calls)
 
 
 _records: list[Record] = []
@@ -124,7 +127,7 @@ def recording() -> Iterator[Record]:
 
 def _note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     if _records:
-        call = Call(name, args, kwargs, not _is_view(result, args))
+        call = Call(name, args, kwargs, not _fusing and not _is_view(result, args))
         for record in _records:
             record.calls.append(call)
 
@@ -291,6 +294,7 @@ def _signatures() -> tuple[dict[str, Signature], dict[str, Signature]]:
 
 
 FUNCTIONS, METHODS = _signatures()
+BESIDE = {name: Signature(name, parameters) for name, parameters in TABLE["beside"].items()}
 ATTRIBUTES = {name for name, entry in TABLE["ndarray"].items() if entry == "attr"}
 
 
@@ -410,6 +414,7 @@ class ndarray:
     # Elements.
 
     def __getitem__(self, index: Any) -> ndarray:
+        _refuse_in_fused("an index")
         inside = _index(index)
         if _is_mask(index):
             _note_read("boolean index")
@@ -451,6 +456,8 @@ _written._a = np.empty(0)
 
 
 def _call_method(name: str, x: ndarray, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name != "astype":
+        _refuse_in_fused(f"ndarray.{name}")
     for parameter, value in METHODS[name].bind(args, kwargs):
         _refuse_host(f"ndarray.{name}", value)
         if parameter in NUMBERS:
@@ -574,6 +581,7 @@ class UFunc:
 
     def _reduction(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = f"{self.name}.{method}"
+        _refuse_in_fused(name)
         if not TABLE["ufuncs"][self.name]["reduce"]:
             raise NotImplementedError(f"`cupy_{name}` is not supported yet")
         return _call_like(name, getattr(self.np, method), _REDUCTIONS[method], args, kwargs)
@@ -601,6 +609,8 @@ class UFunc:
 def _call_ufunc(
     ufunc: str, operands: tuple[Any, ...], kwargs: dict[str, Any], name: str, given: tuple[Any, ...]
 ) -> Any:
+    if ufunc == "matmul":
+        _refuse_in_fused(name)
     if kwargs.keys() - {"out", "dtype", "casting"}:
         raise TypeError(f"{name}: Wrong arguments {sorted(kwargs)}")
     for operand in operands:
@@ -766,11 +776,34 @@ class StandIn(types.ModuleType):
     def get_default_memory_pool(self) -> Pool:
         return Pool()
 
+    def fuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a formula as it stands, under the same refusals and one more: it may only work number by number."""
+        BESIDE["fuse"].bind(args, kwargs)
+        (formula,) = args
+
+        def kernel(*arrays: Any) -> Any:
+            _fusing.append(formula.__name__)
+            for record in _records:
+                record.fused += 1
+            try:
+                return formula(*arrays)
+            finally:
+                _fusing.pop()
+
+        return kernel
+
+
+def _refuse_in_fused(name: str) -> None:
+    if _fusing:
+        raise TypeError(f"{name} in the fused {_fusing[-1]}: one kernel works number by number")
+
 
 def _function(name: str) -> Callable[..., Any]:
     function, signature = getattr(np, name), FUNCTIONS[name]
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if name != "where":
+            _refuse_in_fused(name)
         return _call_like(name, function, signature, args, kwargs)
 
     call.__name__ = name

@@ -261,17 +261,15 @@ NP = "__import__('numpy')"  # layers have no other name for it
 GET = "getattr({}, 'get', lambda: {})()"  # to the host and, with asarray, back again
 
 IN_LAYERS = {
-    "np.exp in softmax": Planted(
-        "layers.softmax:Softmax.forward", "xp.exp(e, out=e)", f"{NP}.exp(e, out=e)", "softmax"
-    ),
+    "np.exp in softmax": Planted("layers.softmax:Softmax.forward", "xp.exp(u - m)", f"{NP}.exp(u - m)", "softmax"),
     "where= in softmax": Planted(
-        "layers.softmax:Softmax.forward", "reduce(e, axis=-1, ", "reduce(e, axis=-1, where=e > 0, ", "softmax"
+        "layers.softmax:Softmax.forward", "sum(e, axis=-1, ", "sum(e, axis=-1, where=e > 0, ", "softmax"
     ),
     "fmax.reduce in softmax": Planted(
         "layers.softmax:Softmax.forward", "row_max(u.real)", "xp.fmax.reduce(u.real, axis=-1, keepdims=True)", "softmax"
     ),
     "softmax by way of the host": Planted(
-        "layers.softmax:Softmax.forward", "y = e", f"y = xp.asarray({GET.format('e', 'e')})", "softmax"
+        "layers.softmax:Softmax.forward", "e / z", f"xp.asarray({GET.format('e', 'e')}) / z", "softmax"
     ),
     "softmax that looks whether a row is empty": Planted(
         "layers.softmax:Softmax.forward",
@@ -330,7 +328,7 @@ IN_LAYERS = {
     "a loss that is waited for": Planted(
         "layers.cross_entropy:CrossEntropyLoss.forward",
         "return loss, ",
-        "return xp.asarray(float(loss), dtype=p.dtype), ",
+        "return xp.asarray(float(loss), dtype=e.dtype), ",
         "cross entropy",
     ),
     "chunks of the loss added up on the host": Planted(

@@ -209,3 +209,22 @@ def test_the_pool_holds_what_arrays_hold(xp):
     assert cupy.get_default_memory_pool().used_bytes() - before == 4 * 8 * 8
     del y
     assert cupy.get_default_memory_pool().used_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda x: x @ x.T,
+        lambda x: x * cupy.sum(x),
+        lambda x: x - x.mean(),
+        lambda x: cupy.add.reduce(x),
+        lambda x: x[0],
+        lambda x: x * np.ones(2, np.float32),
+    ],
+)
+def test_a_fused_formula_works_number_by_number(formula, xp):
+    x = xp.ones((2, 2), xp.float32)
+    with pytest.raises(TypeError):
+        xp.fuse(formula)(x)
+    double = xp.fuse(lambda x: xp.where(x > 0, xp.exp(x), -x).astype(xp.float64))
+    assert double(x).dtype == np.float64 and (x @ x).shape == (2, 2)  # afterwards all is as before

@@ -32,7 +32,7 @@ def test_each_line_is_a_prediction_and_a_measurement_that_agree(demo, capsys):
         right = accounting.memory(config, 8, 128, threads=threads, checkpoint_activations=again)["training"]
         assert float(predicted) == pytest.approx(right / 2**20, abs=0.05)
         assert float(difference.rstrip("%")) == pytest.approx(100 * (right / 2**20 / float(measured) - 1), abs=0.4)
-        assert abs(float(difference.rstrip("%"))) < (5 if threads == 1 else 18)
+        assert abs(float(difference.rstrip("%"))) < (10 if threads == 1 else 20)
 
 
 def test_the_page_s_table_has_these_lines(demo):

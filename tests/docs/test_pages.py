@@ -3,8 +3,8 @@
 Conventions of a page:
 
 * a ```python block with ``>>>`` is run by doctest; the blocks of a page share one namespace;
-* a ```python block whose first line is ``# numpy_minimind/...py`` is quoted: each line after it, other than ``...``,
-  stands in that file;
+* a ```python block whose first line is ``# numpy_minimind/...py: names`` is quoted: what follows is these objects,
+  whole and in order, without their docstrings (see quotations.py);
 * there is no third kind of ```python block: what neither runs nor is quoted would be wrong one day;
 * what the first column of a layer page's table quotes stands in the layer's file, ``...`` for any text;
 * a command line parses, and a flag or a name of code that is named in passing exists;
@@ -24,6 +24,7 @@ import pytest
 
 from numpy_minimind.cli import COMMANDS, build_parser, main
 from numpy_minimind.commands.bench import WORKS
+from tests.docs.quotations import Quotation, is_right, quotations, source_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -86,11 +87,6 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
     ]
 
 
-def quoted_file(code: str) -> str | None:
-    header = re.fullmatch(r"# (numpy_minimind/\S+\.py)", code.partition("\n")[0].strip())
-    return header.group(1) if header else None
-
-
 def display_math(text: str) -> list[list[str]]:
     """Return the lines of each $$ block; `$$` stands on lines of its own."""
     lines = text.splitlines()
@@ -148,7 +144,7 @@ def test_every_python_block_is_run_or_quoted(page):
     strays = [
         f"line {line}: {code[:60]!r}"
         for line, code in python_blocks(page)
-        if ">>>" not in code and quoted_file(code) is None
+        if ">>>" not in code and not any(quotations(f"```python\n{code}```"))
     ]
     assert not strays
 
@@ -170,31 +166,37 @@ def test_runnable_blocks_run(page):
 
 
 @each(PAGES)
-def test_quoted_lines_stand_in_their_file(page):
-    wrong = []
-    for line, code in python_blocks(page):
-        source = quoted_file(code)
-        if source is None:
-            continue
-        there = {text.strip() for text in (ROOT / source).read_text(encoding="utf-8").splitlines()}
-        for quoted in code.splitlines()[1:]:
-            if quoted.strip() not in {"", "..."} and quoted.strip() not in there:
-                wrong.append(f"{source}, block at line {line}: {quoted.strip()}")
+def test_what_is_quoted_stands_in_the_code(page):
+    """Whole objects, in order: ``python -m tests.docs.quotations --write`` brings a page up to date."""
+    wrong = [f"{q.file}: {q.names or q.code}" for q in quotations(text_of(page)) if not is_right(q)]
     assert not wrong
 
 
 @each(LAYER_PAGES)
-def test_forward_and_backward_are_quoted_from_the_pages_own_file(page):
+def test_forward_and_backward_are_quoted_whole_from_the_pages_own_file(page):
     own = f"numpy_minimind/layers/{page.stem}.py"
-    quoted = {
-        line.strip() for _, code in python_blocks(page) if quoted_file(code) == own for line in code.splitlines()[1:]
+    quoted = {name for q in quotations(text_of(page)) if q.file == own for name in q.names}
+    tree = ast.parse((ROOT / own).read_text(encoding="utf-8"))
+    methods = {
+        f"{node.name}.{method.name}"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name in {"forward", "backward"}
     }
-    assert quoted, f"no block of this page begins with '# {own}'"
-    source = (ROOT / own).read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name in {"forward", "backward"}:
-            body = source.splitlines()[node.body[0].lineno - 1 : node.end_lineno]
-            assert quoted & {line.strip() for line in body}, f"no line of {node.name} is quoted"
+    missing = methods - quoted
+    # The forward of attention in blocks is online_softmax, which inference shares.
+    assert missing <= {"FlashAttention.forward"} and quoted
+
+
+def test_another_order_a_part_and_a_changed_line_are_found():
+    file, names = "numpy_minimind/layers/swiglu.py", ["gated", "SwiGLU.backward"]
+    right = source_of(file, names)
+    assert is_right(Quotation(file, names, right, 0, 0))
+    for wrong in (source_of(file, names[::-1]), right.replace("g * sigma * u", "g * u"), right.partition("\n")[2]):
+        assert not is_right(Quotation(file, names, wrong, 0, 0))
+    passage = right.splitlines(keepends=True)[2]
+    assert is_right(Quotation(file, [], passage, 0, 0)) and not is_right(Quotation(file, [], passage * 2, 0, 0))
 
 
 @each(LAYER_PAGES)

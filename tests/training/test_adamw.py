@@ -41,6 +41,25 @@ def test_known_values_of_two_steps():
     assert p.data.item() == pytest.approx(0.978011002, abs=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("decay", "decay_all"), [(0.0, False), (0.1, False), (0.1, True)])
+def test_in_place_and_in_pieces_it_is_the_formula_bit_for_bit(dtype, decay, decay_all, monkeypatch, rng):
+    monkeypatch.setattr(adamw, "PIECE", 7)
+    parameters = {"matrix": Parameter(rng.standard_normal((5, 6)).astype(dtype)), "gain": Parameter(np.ones(3, dtype))}
+    right = {name: (p.data.copy(), np.zeros_like(p.data), np.zeros_like(p.data)) for name, p in parameters.items()}
+    optimizer = AdamW(parameters.items(), betas=(0.8, 0.95), eps=1e-3, weight_decay=decay, decay_all=decay_all)
+    for t in range(1, 6):
+        for name, p in parameters.items():
+            p.grad[...] = rng.standard_normal(p.shape)
+            d = decay if decay_all or name == "matrix" else 0.0
+            w, m, v = right[name]
+            right[name] = adamw.adamw(w, p.grad, m, v, t, 1e-2 / t, optimizer.betas, optimizer.eps, d)
+        optimizer.step(lr=1e-2 / t)
+    for name, (w, m, v) in right.items():
+        for ours, formula in ((parameters[name].data, w), (optimizer.m[name], m), (optimizer.v[name], v)):
+            assert ours.dtype == dtype and ours.tobytes() == formula.tobytes(), name
+
+
 def test_eps_stands_outside_the_corrected_root():
     p = one(1.0, 1e-8)
     AdamW([("p", p)], lr=0.01, weight_decay=0.0, eps=1e-8).step()

@@ -1,10 +1,8 @@
 """What a mutant is: a named bug that can be put into the package and taken out again.
 
-There are two ways to say what is wrong. An `Edit` names a text of a function and what it becomes; the function is
-compiled anew from the changed text. When the text is no longer there, because the layer was rewritten, the mutant
-says so instead of silently changing nothing. A `Swap` puts another function in the place of a short one, whatever the
-right one's text is: that survives a rewriting for speed. Either takes effect for the length of a ``with`` block, and
-no file is touched.
+An `Edit` names a text of a function and what it becomes; the function is compiled anew from the changed text. When the
+text is no longer there, because the layer was rewritten, the mutant says so instead of silently changing nothing. It
+takes effect for the length of a ``with`` block, and no file is touched.
 """
 
 from __future__ import annotations
@@ -39,14 +37,6 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Swap:
-    """The function becomes `wrong`."""
-
-    function: str
-    wrong: Callable[..., Any]
-
-
-@dataclass(frozen=True)
 class Mutant:
     """A realistic bug.
 
@@ -63,7 +53,7 @@ class Mutant:
         Why people make this mistake.
     seen : str
         Where: issues of other projects as owner/name#number, or "common".
-    changes : tuple of Edit and Swap
+    changes : tuple of Edit
     """
 
     name: str
@@ -72,7 +62,7 @@ class Mutant:
     description: str
     why: str
     seen: str
-    changes: tuple[Edit | Swap, ...]
+    changes: tuple[Edit, ...]
 
     @contextmanager
     def apply(self) -> Iterator[None]:
@@ -97,7 +87,7 @@ class Mutant:
 
 
 @contextmanager
-def _replaced(name: str, changes: Sequence[Edit | Swap]) -> Iterator[None]:
+def _replaced(name: str, edits: Sequence[Edit]) -> Iterator[None]:
     """Let every holder of the function hold the wrong one."""
     module_name, _, path = name.partition(":")
     *outer, attribute = path.split(".")
@@ -105,13 +95,7 @@ def _replaced(name: str, changes: Sequence[Edit | Swap]) -> Iterator[None]:
     for part in outer:
         owner = getattr(owner, part)
     right = vars(owner)[attribute]
-    wrong = right
-    edits = [change for change in changes if isinstance(change, Edit)]
-    if edits:
-        wrong = edited(right, edits)
-    for change in changes:
-        if isinstance(change, Swap):
-            wrong = change.wrong
+    wrong = edited(right, edits)
     holders = [(owner, attribute)] if outer else list(_importers(right))
     try:
         for holder, held_as in holders:
@@ -144,5 +128,5 @@ def edited(function: FunctionType, edits: Sequence[Edit]) -> Callable[..., Any]:
         source = source.replace(edit.old, edit.new)
     code = compile(source, f"<{edits[0].function}, mutated>", "exec", __future__.annotations.compiler_flag, True)
     namespace: dict[str, Any] = {}
-    exec(code, function.__globals__, namespace)
+    exec(code, inspect.unwrap(function).__globals__, namespace)
     return namespace[function.__name__]
