@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, like, read_numbers, to_numpy
+from numpy_minimind.backend import get_array_module, read_numbers, to_device_of, to_numpy
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
@@ -112,7 +112,7 @@ class MiniMindModel(Layer):
         )
 
     def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
-        x, embed_tokens = self.embed_tokens.forward(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
         for block in self.layers:
@@ -136,7 +136,7 @@ class MiniMindModel(Layer):
         self, input_ids: Any, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
     ) -> Any:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
-        x = self.embed_tokens(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x = self.embed_tokens(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         start = 0 if cache is None else cache.length
         context = self.context(input_ids.shape[1], mask, start)
         for i, block in enumerate(self.layers):
