@@ -24,8 +24,6 @@ from numpy_minimind.checking.report import HEADER, SUMMARY_HEADER, GradReport, L
 from numpy_minimind.commands.common import status
 from numpy_minimind.commands.progress import attempt
 
-HELP = "check every hand-derived gradient"
-EXAMPLE = "gradcheck --layer attention"
 MUTANTS_HEADER = f"{'layer':<22} {'mutants':>7} {'killed':>7} {'seconds':>8}"
 PACKAGE = Path(__file__).parents[1]
 NO_GRADIENT = ("kv_cache", "optimizer")  # have mutants, but no gradient to difference

@@ -14,7 +14,7 @@ from numpy_minimind.checkpoint.pretrained import CONFIG
 from numpy_minimind.commands.places import WORDS
 from numpy_minimind.data.corpora import KINDS, Corpus, load_corpus
 from numpy_minimind.files import PathLike, model_folder
-from numpy_minimind.text.load import TOKENIZER
+from numpy_minimind.text.char import TOKENIZER
 
 SHOWN = 3
 

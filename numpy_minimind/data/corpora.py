@@ -76,7 +76,7 @@ class ToyCorpus:
     def __init__(self, start: toy_language.State = toy_language.START) -> None:
         end = "<|im_end|>"
         self.start = start
-        self.tokenizer = CharTokenizer.from_text(toy_language.alphabet(start), bos_token=end, add_bos_token=True)
+        self.tokenizer = CharTokenizer.from_text(toy_language.alphabet(start), bos_token=end, begins_with_bos=True)
         self.entropy_floor = toy_language.entropy_floor(start)
         self.sentences = self._sentences(np.random.default_rng(HELD_OUT_SEED), HELD_OUT_SENTENCES)
         self.oracle_loss = _oracle_loss(self.sentences, start)
