@@ -19,7 +19,8 @@ from numpy_minimind.checking.lab.mutation import Mutant
 from numpy_minimind.checking.reference import ReferenceValue
 from numpy_minimind.messages import did_you_mean
 
-READING_ORDER = [getattr(layers, name).__module__.rpartition(".")[2] for name in layers.__all__]
+# layers/__init__ imports in this order.
+READING_ORDER = [value.__module__.rpartition(".")[2] for value in vars(layers).values() if isinstance(value, type)]
 
 
 def _modules() -> dict[str, ModuleType]:
