@@ -16,7 +16,7 @@ from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_resume import find_corpus
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.corpora import Corpus, ToyCorpus
+from numpy_minimind.data.corpora import Corpus, NewTokenizer, ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.text.pretrained import PretrainedTokenizer
@@ -187,7 +187,7 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
     return trainer
 
 
-def _tokenizer(name: str) -> Any:
+def _tokenizer(name: str) -> Tokenizer | NewTokenizer | None:
     """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
     if name == "char":
         return None
