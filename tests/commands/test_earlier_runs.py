@@ -42,6 +42,7 @@ class Earlier(NamedTuple):
     mark: str  # of 猫喜欢我, a sentence of today's language
 
 
+ATOL = 1e-7  # of weights; the kernels of an older processor (OPENBLAS_CORETYPE=Prescott) differ by 4e-9
 EVALUATIONS = [
     ("", []),
     ("model", ["--seq-len", "64", "--batch-size", "2"]),
@@ -118,7 +119,7 @@ def assert_went_on(folder, earlier):
     assert [line["loss"] for line in lines] == pytest.approx(earlier.losses, rel=1e-5)
     assert [line["val_loss"] for line in lines if "val_loss" in line] == pytest.approx(earlier.held_out, rel=1e-5)
     for name, right in TensorFile(folder / "at_the_end.safetensors").tensors.items():
-        np.testing.assert_allclose(arrays[f"model.{name}"], right.read(), rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(arrays[f"model.{name}"], right.read(), rtol=0, atol=ATOL, err_msg=name)
     told = summary(folder)
     assert told["val_loss"] == pytest.approx(earlier.held_out[-1], rel=1e-5)
     assert (told["params"], told["entropy_floor"], told["oracle_loss"]) == earlier[:3]
