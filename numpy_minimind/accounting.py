@@ -16,6 +16,7 @@ from numpy_minimind.layer import Layer
 from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention, cut
 from numpy_minimind.layers.linear_cross_entropy import CHUNK, WORDS
 from numpy_minimind.model import LONG
+from numpy_minimind.sharing import even_sizes
 
 IDS = 8  # bytes of an id, or of an index
 
@@ -111,7 +112,7 @@ def memory(
     """
     weights = parameters(config)["total"] * bytes_per_number
     threads = min(threads, batch)
-    parts = [(i + 1) * batch // threads - i * batch // threads for i in range(threads)]
+    parts = even_sizes(batch, threads)
     pairs = [_activations(config, rows, tokens, bytes_per_number, checkpoint_activations) for rows in parts]
     activations, working = (sum(numbers) for numbers in zip(*pairs))
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * _letters(config)["H"] * bytes_per_number
