@@ -103,14 +103,11 @@ class MiniMindModel(Layer):
         self, config: MiniMindConfig, *, rng: np.random.Generator | None = None, dtype: Any = np.float32
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
-        assert config.head_dim is not None
         self.checkpoint_activations = False
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rng=rng, dtype=dtype)
         self.layers = [Block(config, rng=rng, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.rotary_emb = RotaryEmbedding(
-            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
-        )
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
     def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
         x, embed_tokens = self.embed_tokens.forward(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
@@ -346,7 +343,6 @@ class MiniMindForCausalLM(Layer):
                 f"a cache needs batch_size >= 1 and 1 <= max_tokens <= {limit} (max_position_embeddings), "
                 f"got {batch_size} and {max_tokens}"
             )
-        assert self.config.head_dim is not None
         return KVCache(
             self.model.embed_tokens.weight.data,
             self.config.num_hidden_layers,

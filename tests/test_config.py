@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindConfig
-from numpy_minimind.config import PRESETS, YARN
+from numpy_minimind.config import PRESETS
+from tests.yarns import BARE, MINIMIND
 
 # A config.json as transformers writes it, with every field that it may leave out left out.
 QWEN3 = {"model_type": "qwen3", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -77,8 +78,8 @@ def test_the_router_of_a_new_model_learns(k: int, given: bool | None, result: bo
 
 
 def test_inference_rope_scaling_is_minimind_s_yarn() -> None:
-    assert MiniMindConfig(inference_rope_scaling=True).rope_scaling == YARN
-    own = {"type": "yarn", "factor": 2, "original_max_position_embeddings": 64}
+    assert MiniMindConfig(inference_rope_scaling=True).rope_scaling == MINIMIND
+    own = {"type": "yarn", **BARE}
     assert MiniMindConfig(inference_rope_scaling=True, rope_scaling=own).rope_scaling == own
 
 
@@ -180,8 +181,7 @@ def test_theta_flat_or_nested(spelling: dict[str, Any], model_type: str) -> None
     ],
 )
 def test_yarn_flat_or_nested(model_type: str | None, kind: str, read_as: str) -> None:
-    rest = {"factor": 4.0, "original_max_position_embeddings": 64}
-    scaling = {kind: "yarn", **rest}
+    scaling = {kind: "yarn", **BARE}
     parameters = {**scaling, "rope_theta": 5e5}
     spellings: list[dict[str, Any]] = [
         {"rope_theta": 5e5, "rope_scaling": scaling},
@@ -192,10 +192,10 @@ def test_yarn_flat_or_nested(model_type: str | None, kind: str, read_as: str) ->
     ]
     for spelling in spellings:
         c = MiniMindConfig.from_dict({"model_type": model_type, **spelling})
-        assert (c.rope_theta, c.rope_scaling) == (5e5, {read_as: "yarn", **rest})
+        assert (c.rope_theta, c.rope_scaling) == (5e5, {read_as: "yarn", **BARE})
 
 
-YARN_OF_4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+THEIRS = {"rope_type": "yarn", **BARE}
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "minimind"])
@@ -207,27 +207,27 @@ YARN_OF_4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddin
             "rope_theta = 1000000.0 and rope_parameters.rope_theta = 5000.0 contradict each other",
         ),
         (
-            {"rope_scaling": {**YARN_OF_4, "rope_theta": 1e4}, "rope_theta": 1e6},
+            {"rope_scaling": {**THEIRS, "rope_theta": 1e4}, "rope_theta": 1e6},
             "rope_theta = 1000000.0 and rope_scaling.rope_theta = 10000.0 contradict",
         ),
         (
-            {"rope_scaling": YARN_OF_4, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+            {"rope_scaling": THEIRS, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
             "rope_scaling of type 'yarn' and rope_parameters of type 'default' contradict",
         ),
         (
-            {"rope_scaling": {"type": "default"}, "rope_parameters": YARN_OF_4},
+            {"rope_scaling": {"type": "default"}, "rope_parameters": THEIRS},
             "rope_scaling of type 'default' and rope_parameters of type 'yarn' contradict",
         ),
         (
-            {"rope_scaling": YARN_OF_4, "rope_parameters": {**YARN_OF_4, "factor": 8.0}},
+            {"rope_scaling": THEIRS, "rope_parameters": {**THEIRS, "factor": 8.0}},
             "rope_scaling.factor = 4.0 and rope_parameters.factor = 8.0 contradict",
         ),
         (
-            {"rope_scaling": YARN_OF_4, "rope_parameters": {**YARN_OF_4, "attention_factor": 1.0}},
+            {"rope_scaling": THEIRS, "rope_parameters": {**THEIRS, "attention_factor": 1.0}},
             "rope_scaling.attention_factor = None and rope_parameters.attention_factor = 1.0 contradict",
         ),
         (
-            {"rope_scaling": {**YARN_OF_4, "type": "linear"}},
+            {"rope_scaling": {**THEIRS, "type": "linear"}},
             "rope_scaling.type = 'linear' and rope_scaling.rope_type = 'yarn' contradict",
         ),
     ],
@@ -346,7 +346,7 @@ def test_other_rotations_are_refused(field: str, value: Any, message: str) -> No
 
 # -- bad values --------------------------------------------------------------------------------------------------
 
-YARN_OF_64 = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
+OURS = {"type": "yarn", **BARE}
 
 
 @pytest.mark.parametrize(
@@ -390,17 +390,17 @@ YARN_OF_64 = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 6
         ({"use_moe": 1}, "use_moe must be true or false, got 1"),
         ({"rope_scaling": "yarn"}, "rope_scaling must be a mapping or None"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling of type None is not implemented"),
-        ({"rope_scaling": {**YARN_OF_64, "factor": 0}}, "rope_scaling needs a positive factor, got 0"),
-        ({"rope_scaling": {**YARN_OF_64, "factor": True}}, "rope_scaling needs a positive factor, got True"),
+        ({"rope_scaling": {**OURS, "factor": 0}}, "rope_scaling needs a positive factor, got 0"),
+        ({"rope_scaling": {**OURS, "factor": True}}, "rope_scaling needs a positive factor, got True"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2}},
             "needs a positive original_max_position_embeddings, got None",
         ),
         (
-            {"rope_scaling": {**YARN_OF_64, "beta_fast": "32"}},
+            {"rope_scaling": {**OURS, "beta_fast": "32"}},
             "beta_fast must be a positive number or absent, got '32'",
         ),
-        ({"rope_scaling": {**YARN_OF_64, "attention_factor": -1.0}}, "attention_factor must be a positive number"),
+        ({"rope_scaling": {**OURS, "attention_factor": -1.0}}, "attention_factor must be a positive number"),
     ],
 )
 def test_bad_values_are_named(fields: dict[str, Any], message: str) -> None:

@@ -35,6 +35,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
+from numpy_minimind.yarn import read_yarn
 
 B, T, S, N, K, H, D, F, E, V = 3, 5, 6, 4, 2, 8, 7, 9, 4, 11  # experts and heads never meet in one array
 YARN = {
@@ -134,7 +135,11 @@ def with_zero_row(rng: Rng) -> np.ndarray:
 
 
 def rope(positions: np.ndarray, scaling: Mapping[str, Any] | None = None) -> Callable[[Rng], Point]:
-    return lambda rng: Point(RotaryEmbedding(H, 100.0, scaling, 256), (rng.normal(size=(B, N, T, H)), positions))
+    def build(rng: Rng) -> Point:
+        layer = RotaryEmbedding(H, 100.0, read_yarn(scaling, H, 100.0, 256))
+        return Point(layer, (rng.normal(size=(B, N, T, H)), positions))
+
+    return build
 
 
 def softmax(shape: tuple[int, ...], visible: Any = None, scale: float = 2.0, **options: Any) -> Callable[[Rng], Point]:

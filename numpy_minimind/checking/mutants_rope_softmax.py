@@ -65,7 +65,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "theta is 1e4 whatever the configuration says",
         "the default of the paper wins over the configuration; short prompts look fine",
         "sgl-project/SpecForge#265, THUDM/slime#1720, lyogavin/airllm#369",
-        (Edit(ROPE + "rope_frequencies", "frequencies = theta **", "frequencies = 1e4 **"),),
+        (Edit(ROPE + "rope_frequencies", "theta **", "1e4 **"),),
     ),
     Mutant(
         "rope-exponent-without-the-two",
@@ -95,7 +95,7 @@ ROPE_AND_SOFTMAX_MUTANTS = (
         "the ramp ends at H - 1 instead of H/2 - 1 for MiniMind's spelling",
         "transformers clamps at H - 1, MiniMind at H/2 - 1: two YaRNs of one name",
         "huggingface/transformers#38224, vllm-project/vllm#56446",
-        (Edit(ROPE + "yarn_frequencies", "head_dim - 1 if transformers else head_dim // 2 - 1", "head_dim - 1"),),
+        (Edit("yarn:read_yarn", "head_dim - 1 if transformers else head_dim // 2 - 1", "head_dim - 1"),),
     ),
     Mutant(
         "rope-yarn-ramp-upside-down",

@@ -26,8 +26,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
-
-YARN = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
+from numpy_minimind.yarn import YARN, read_yarn
 
 
 def known(name: str, compute: Callable[[], Any], expected: Any, source: str = BY_HAND, tolerance: float = 1e-9) -> Any:
@@ -70,9 +69,14 @@ def rope(name: str) -> Any:
     return gradients(RotaryEmbedding(4, 1e6), (array([1, 2, 3, 4]), np.array([1])), array([1, 0, 0, 1]))[name][0]
 
 
+def stretched(H: int, theta: float, **changes: Any) -> RotaryEmbedding:
+    """With MiniMind's YaRN, or a changed one."""
+    return RotaryEmbedding(H, theta, read_yarn({**YARN, **changes}, H, theta, 32768))
+
+
 def yarn_factor_in_backward() -> Any:
     """A rotation by 0 and the factor 3: the transpose multiplies by 3 as well."""
-    layer = RotaryEmbedding(2, 1e6, {**YARN, "original_max_position_embeddings": 4, "attention_factor": 3.0})
+    layer = stretched(2, 1e6, original_max_position_embeddings=4, attention_factor=3.0)
     return gradients(layer, (array([1, 2]), np.array([0])), array([1, -1]))["dx"][0]
 
 
@@ -228,13 +232,13 @@ LAYER_REFERENCES: dict[str, list[ReferenceValue]] = {
         ),
         known(
             "YaRN, H 8, theta 1e6",
-            lambda: RotaryEmbedding(8, 1e6, YARN).frequencies,
+            lambda: stretched(8, 1e6).frequencies,
             [1, 0.01679960007, 6.25e-5, 1.976423538e-6],
             "the paper's formula; huggingface/transformers#38224",
         ),
         known(
             "YaRN, H 8, theta 100: the ramp ends at H/2 - 1",
-            lambda: RotaryEmbedding(8, 100.0, YARN).frequencies,
+            lambda: stretched(8, 100.0).frequencies,
             [1, 0.316227766, 0.1, 0.001976423538],
             "the paper's formula, clamped as MiniMind does",
         ),
