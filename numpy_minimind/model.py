@@ -23,6 +23,7 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
+from numpy_minimind.shapes import HEAD, TABLE
 
 # Tokens from which FlashAttention is faster than the table of all scores, as measured on its page.
 LONG = 128
@@ -386,15 +387,13 @@ class MiniMindForCausalLM(Layer):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """As `Layer.load_state_dict`; a tied model also accepts an equal ``lm_head.weight`` and refuses another."""
-        name, table = "lm_head.weight", "model.embed_tokens.weight"
-        if self.config.tie_word_embeddings and name in state:
-            if table in state and not np.array_equal(to_numpy(state[name]), to_numpy(state[table]), equal_nan=True):
+        if self.config.tie_word_embeddings and HEAD in state:
+            if TABLE in state and not np.array_equal(to_numpy(state[HEAD]), to_numpy(state[TABLE]), equal_nan=True):
                 raise ValueError(
-                    f"{name} differs from {table}, but the config ties them (tie_word_embeddings): "
+                    f"{HEAD} differs from {TABLE}, but the config ties them (tie_word_embeddings): "
                     "load into an untied model, or drop one of them"
                 )
-            rest = {key: value for key, value in state.items() if key != name}
-            state = rest if table in state else {**rest, table: state[name]}
+            state = {TABLE: state[HEAD], **{name: value for name, value in state.items() if name != HEAD}}
         super().load_state_dict(state, strict)
 
     # -- the public boundary -------------------------------------------------------------------------------------

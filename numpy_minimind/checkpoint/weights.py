@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from numpy_minimind.checkpoint.foreign import missing
-from numpy_minimind.checkpoint.names import HEAD, TABLE, plain_names
+from numpy_minimind.checkpoint.names import plain_names
 from numpy_minimind.checkpoint.pth import read_pth
 from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.files import CheckpointError, read_json
+from numpy_minimind.shapes import HEAD, TABLE, parameter_shapes
 
 CONFIG = "config.json"
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -93,34 +94,6 @@ def _open_shards(index: Path) -> Tensors:
 
 
 # -- what a model needs ------------------------------------------------------------------------------------------
-
-
-def parameter_shapes(config: MiniMindConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each parameter of such a model, without making one: its state dict in the open."""
-    c = config
-    D, V, H = c.hidden_size, c.vocab_size, c.head_dim or 0
-    N, K = c.num_attention_heads, c.num_key_value_heads
-    F, E = (c.moe_intermediate_size if c.use_moe else c.intermediate_size) or 0, c.num_experts
-    swiglu = {"gate_proj.weight": (F, D), "up_proj.weight": (F, D), "down_proj.weight": (D, F)}
-    yield TABLE, (V, D)
-    for layer in range(c.num_hidden_layers):
-        block = f"model.layers.{layer}."
-        yield block + "input_layernorm.weight", (D,)
-        yield block + "self_attn.q_proj.weight", (N * H, D)
-        yield block + "self_attn.k_proj.weight", (K * H, D)
-        yield block + "self_attn.v_proj.weight", (K * H, D)
-        yield block + "self_attn.o_proj.weight", (D, N * H)
-        yield block + "self_attn.q_norm.weight", (H,)
-        yield block + "self_attn.k_norm.weight", (H,)
-        yield block + "post_attention_layernorm.weight", (D,)
-        if c.use_moe:
-            yield block + "mlp.gate.weight", (E, D)
-        for expert in (f"experts.{e}." for e in range(E)) if c.use_moe else [""]:
-            for name, shape in swiglu.items():
-                yield f"{block}mlp.{expert}{name}", shape
-    yield "model.norm.weight", (D,)
-    if not c.tie_word_embeddings:
-        yield HEAD, (V, D)
 
 
 def fit(weights: Tensors, config: MiniMindConfig) -> Tensors:
