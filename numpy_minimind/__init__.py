@@ -1,5 +1,8 @@
 """numpy_minimind: MiniMind-3 in plain NumPy, a modern language model you can read forwards and backwards."""
 
+from typing import TYPE_CHECKING
+
+from numpy_minimind.lazy import attributes
 from numpy_minimind.messages import install_command
 
 try:
@@ -7,10 +10,22 @@ try:
 except ModuleNotFoundError:
     raise ModuleNotFoundError(f"numpy_minimind needs NumPy: {install_command('train')}", name="numpy") from None
 
-from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
-from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.text.load import load_tokenizer
+if TYPE_CHECKING:
+    from numpy_minimind.checkpoint.pretrained import from_pretrained, save_pretrained
+    from numpy_minimind.config import MiniMindConfig
+    from numpy_minimind.model import MiniMindForCausalLM
+    from numpy_minimind.text.load import load_tokenizer
+else:
+    __getattr__, __dir__ = attributes(
+        __name__,
+        {
+            "MiniMindConfig": "numpy_minimind.config",
+            "MiniMindForCausalLM": "numpy_minimind.model",
+            "from_pretrained": "numpy_minimind.checkpoint.pretrained",
+            "load_tokenizer": "numpy_minimind.text.load",
+            "save_pretrained": "numpy_minimind.checkpoint.pretrained",
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -61,7 +61,7 @@ def to_device(x: Any, device: str) -> Any:
     raise ValueError(f"unknown device {device!r}: expected 'cpu' or 'cuda'")
 
 
-def like(x: Any, reference: Any) -> Any:
+def to_device_of(x: Any, reference: Any) -> Any:
     """Return `x` as an array where `reference` lives: the edge at which host ids meet a model on a device."""
     xp = get_array_module(reference)
     return x if get_array_module(x) is xp else xp.asarray(x)

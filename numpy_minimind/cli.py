@@ -18,11 +18,23 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-import numpy_minimind as nm
+from numpy_minimind import __version__
 from numpy_minimind.messages import did_you_mean
-from numpy_minimind.training.trainer import TrainingDiverged
 
-COMMANDS = ("train", "generate", "chat", "eval", "gradcheck", "params", "bench", "show-labels")
+# What each command is for, and an example. Its module is imported when it is the one that was typed.
+COMMANDS = {
+    "train": ("train a model", "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"),
+    "generate": ("continue a text", 'generate runs/toy --prompt "我喜欢" --seed 1'),
+    "chat": ("talk with a chat model", 'chat out/minimind-3 --system "You are a helpful assistant." --think'),
+    "eval": ("loss, perplexity and bits a character on a text", "eval runs/toy --corpus toy"),
+    "gradcheck": ("check every hand-derived gradient", "gradcheck --layer attention"),
+    "params": ("parameters, FLOPs and bytes of a model", "params minimind3 --batch 8 --tokens 512"),
+    "bench": ("measure speed and memory", "bench train --preset toy --batch-size 16 --seq-len 128"),
+    "show-labels": (
+        "show each token of a JSONL file with its label",
+        "show-labels sft.jsonl --tokenizer runs/pretrain/model",
+    ),
+}
 
 FIRST_SCREEN = """\
 MiniMind-3 in plain NumPy. Four things to do first:
@@ -48,6 +60,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors say what was probably meant, and where one reads what there is."""
 
     given: Sequence[str] = ()
+    command = ""  # whose module is to add the arguments
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error; exit with 2."""
@@ -66,31 +79,37 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Leave nothing unknown: what a command does not know is an error of that command, not of the program."""
         self.given = sys.argv[1:] if args is None else args
+        self.fill()
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 
+    def fill(self) -> None:
+        """Take in what the module of a command says of itself: only now is it known that this is the chosen one."""
+        if self.command:
+            module, self.command = command_module(self.command), ""
+            self.description = module.__doc__
+            module.add_arguments(self)
+
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser; each module of `numpy_minimind.commands` adds its own arguments."""
+    """Return the parser of the program; that of a command is filled by its module in `numpy_minimind.commands`."""
     parser = Parser(
         prog="python -m numpy_minimind",
         description="MiniMind-3 in plain NumPy: train, write, evaluate, check the gradients.",
     )
-    version = f"numpy_minimind {nm.__version__} (NumPy {np.__version__}, Python {platform.python_version()})"
+    version = f"numpy_minimind {__version__} (NumPy {np.__version__}, Python {platform.python_version()})"
     parser.add_argument("-V", "--version", action="version", version=version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMANDS:
-        module = command_module(name)
+    for name, (text, example) in COMMANDS.items():
         sub = subparsers.add_parser(
             name,
-            help=module.HELP,
-            description=module.__doc__,
-            epilog=f"example:\n  python -m numpy_minimind {module.EXAMPLE}",
+            help=text,
+            epilog=f"example:\n  python -m numpy_minimind {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(sub)
+        sub.command = name
     return parser
 
 
@@ -115,9 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except TrainingDiverged as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # `... | head`: whoever read us has seen enough
         hush()
         return 0
@@ -125,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
             raise
         print(f"error: {message_of(error)}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
     return module.exit_code(result) if hasattr(module, "exit_code") else 0
 
 

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, like, read_numbers, to_numpy
+from numpy_minimind.backend import get_array_module, read_numbers, to_device_of, to_numpy
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.generation.loop import CONFIG_EOS, generate
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
@@ -111,7 +110,7 @@ class MiniMindModel(Layer):
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
     def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
-        x, embed_tokens = self.embed_tokens.forward(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
         for block in self.layers:
@@ -135,7 +134,7 @@ class MiniMindModel(Layer):
         self, input_ids: Any, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
     ) -> Any:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
-        x = self.embed_tokens(like(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x = self.embed_tokens(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         start = 0 if cache is None else cache.length
         context = self.context(input_ids.shape[1], mask, start)
         for i, block in enumerate(self.layers):
@@ -353,35 +352,15 @@ class MiniMindForCausalLM(Layer):
             self.config.head_dim,
         )
 
-    def generate(
-        self,
-        input_ids: Any,
-        max_new_tokens: int = 32,
-        temperature: float = 0.85,
-        top_k: int = 50,
-        top_p: float = 0.85,
-        repetition_penalty: float = 1.0,
-        eos_token_id: Any = CONFIG_EOS,
-        rng: np.random.Generator | None = None,
-        on_token: Any = None,
-        attention_mask: Any = None,
-        vocab_size: int | None = None,
-    ) -> np.ndarray:
-        """Continue the prompts; see `numpy_minimind.generation.loop.generate`."""
-        return generate(
-            self,
-            input_ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            eos_token_id=eos_token_id,
-            rng=rng,
-            on_token=on_token,
-            attention_mask=attention_mask,
-            vocab_size=vocab_size,
-        )
+    def generate(self, input_ids: Any, *args: Any, **options: Any) -> np.ndarray:
+        """Continue the prompts: ``numpy_minimind.generation.generate(model, input_ids, ...)``, which see.
+
+        ``model.generate(input_ids, max_new_tokens=32, temperature=0.85, top_k=50, top_p=0.85, repetition_penalty=1.0,
+        eos_token_id="config", rng=None, on_token=None, attention_mask=None, cache=None, vocab_size=None)``
+        """
+        from numpy_minimind.generation import generate  # above this module, which needs no loop to compute
+
+        return generate(self, input_ids, *args, **options)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

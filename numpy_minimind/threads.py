@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -88,6 +90,22 @@ def one_blas_thread(really: bool = True) -> Iterator[None]:
     else:
         with controller.limit(limits=1):
             yield
+
+
+def blas_threads() -> int | None:
+    """Return the number of threads of NumPy's BLAS; None when threadpoolctl is not there to ask."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return None
+    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return max(counts, default=None)
+
+
+def blas_name() -> str:
+    """Return which BLAS library NumPy has, and its version."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{blas.get('name')} {blas.get('version')}"
 
 
 @functools.cache

@@ -13,12 +13,12 @@ from numpy_minimind import backend
 from numpy_minimind.backend import (
     get_array_module,
     is_on_host,
-    like,
     read_numbers,
     register,
     row_max,
     scatter_add,
     to_device,
+    to_device_of,
     to_numpy,
     top_k,
 )
@@ -69,12 +69,12 @@ def test_to_numpy_copies_no_host_array_and_fetches_others(stand_in):
     np.testing.assert_array_equal(to_numpy([1, 2]), [1, 2])
 
 
-def test_like_moves_only_what_lives_elsewhere(stand_in):
+def test_to_device_of_moves_only_what_lives_elsewhere(stand_in):
     a = np.arange(3)
-    assert like(a, a) is a
-    there = like(a, Elsewhere(a))
+    assert to_device_of(a, a) is a
+    there = to_device_of(a, Elsewhere(a))
     assert isinstance(there, Elsewhere) and there.a is a
-    assert like(there, there) is there
+    assert to_device_of(there, there) is there
 
 
 def test_what_lives_elsewhere_is_not_on_the_host(stand_in):

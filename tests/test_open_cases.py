@@ -25,7 +25,7 @@ from numpy_minimind.checking import check_layer
 from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import RMSNorm
-from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.text import CharTokenizer
 from numpy_minimind.training import AdamW, Trainer, evaluate
 from tests.helpers import assert_close, config, gradients_of, model_of
 from tests.yarns import MINIMIND, as_transformers, rotary

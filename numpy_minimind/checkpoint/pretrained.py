@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from numpy_minimind.checkpoint.foreign import adapter_kind, missing
 from numpy_minimind.checkpoint.huggingface import GENERATION, huggingface_config, read_config
 from numpy_minimind.checkpoint.tensors import stored_as, write_tensors
 from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensors, fields_of, fit, open_weights
@@ -29,8 +28,10 @@ from numpy_minimind.files import (
     replacing_folder,
     resolve,
 )
+from numpy_minimind.foreign import adapter_kind, missing
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.char import OLDER, TOKENIZER, token_count
+from numpy_minimind.text.tokenizer import Tokenizer
 
 STORAGE = ("float32", "float16", "bfloat16")
 OUTVOTING = (
@@ -142,7 +143,7 @@ def _without_config(place: Path, weights: Tensors) -> CheckpointError:
 
 
 def save_pretrained(
-    model: MiniMindForCausalLM, path: PathLike, dtype: Any = np.float32, *, tokenizer: Any = None
+    model: MiniMindForCausalLM, path: PathLike, dtype: Any = np.float32, *, tokenizer: Tokenizer | None = None
 ) -> None:
     """Save a model as a folder that `from_pretrained` and transformers' AutoModelForCausalLM load.
 
@@ -158,7 +159,7 @@ def save_pretrained(
         Of the folder; missing folders above it are made.
     dtype : "float32", "float16", "bfloat16" or NumPy dtype
         What the weights are rounded to (to nearest, even on ties). Float32 weights come back bit for bit.
-    tokenizer : optional
+    tokenizer : Tokenizer, optional
         Saved along, by its ``save(folder)``.
 
     Raises

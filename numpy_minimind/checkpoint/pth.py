@@ -32,7 +32,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from numpy_minimind.checkpoint.foreign import is_safetensors
 from numpy_minimind.checkpoint.tensors import StoredTensor, check_first_bytes
 from numpy_minimind.files import (
     CheckpointError,
@@ -42,6 +41,7 @@ from numpy_minimind.files import (
     UnchangedFile,
     UnsafeFileError,
 )
+from numpy_minimind.foreign import is_safetensors
 
 # About 110 bytes a tensor are usual: room for nine thousand. What a stranger can make of as much costs 0.2 GB.
 MAX_PICKLE = 1 << 20

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from numpy_minimind.checkpoint.foreign import file_kind
 from numpy_minimind.files import (
     CheckpointError,
     DamagedFileError,
@@ -25,6 +24,7 @@ from numpy_minimind.files import (
     check_no_pointer,
     file_not_found,
 )
+from numpy_minimind.foreign import file_kind
 from numpy_minimind.messages import needs_extra
 
 # safetensors' dtypes that NumPy can hold, and bfloat16, whose bits are read as uint16 and widened to float32.

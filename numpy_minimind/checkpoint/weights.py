@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from numpy_minimind.checkpoint.foreign import missing
 from numpy_minimind.checkpoint.names import plain_names
 from numpy_minimind.checkpoint.pth import read_pth
 from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.files import CheckpointError, read_json
+from numpy_minimind.foreign import missing
 from numpy_minimind.shapes import HEAD, TABLE, parameter_shapes
 
 CONFIG = "config.json"

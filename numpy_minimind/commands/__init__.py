@@ -1,1 +1,4 @@
-"""One module a command: ``add_arguments(parser)``, ``run(args) -> dict``, ``render(result) -> str``."""
+"""One module a command: ``add_arguments(parser)``, ``run(args) -> dict``, ``render(result) -> str``.
+
+cli.py lists them, and imports the one that is typed.
+"""

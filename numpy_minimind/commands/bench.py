@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from numpy_minimind.commands.common import add_device, device_of, require_one_thread, status
-from numpy_minimind.commands.train_settings import field_and_value
+from numpy_minimind.commands.fields import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
 from numpy_minimind.measuring.clocks import Task, interleaved, spread
 from numpy_minimind.measuring.floors import DecodeFloor, Floor, prefill_floors, training_floors
@@ -30,9 +30,6 @@ from numpy_minimind.products import forward_products, training_products
 from numpy_minimind.threads import available_threads
 from numpy_minimind.training.distributed import launched
 from numpy_minimind.training.parallel import worthwhile_threads
-
-HELP = "measure speed and memory"
-EXAMPLE = "bench train --preset toy --batch-size 16 --seq-len 128"
 
 WORKS = {
     "train": "training steps",

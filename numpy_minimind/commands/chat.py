@@ -21,9 +21,8 @@ import numpy as np
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.text.conversation import END_THINK, THINK, Answer, Conversation
+from numpy_minimind.text.tokenizer import Tokenizer
 
-HELP = "talk with a chat model"
-EXAMPLE = 'chat out/minimind-3 --system "You are a helpful assistant." --think'
 PROMPT = "> "
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TWICE = 1.0  # seconds between two Ctrl-C that end the program
@@ -146,7 +145,7 @@ def lines() -> Iterator[str | ValueError]:
             yield text.rstrip("\r\n")
 
 
-def with_warnings(tokenizer: Any, messages: Iterator[str | ValueError]) -> Iterator[str | ValueError]:
+def with_warnings(tokenizer: Tokenizer, messages: Iterator[str | ValueError]) -> Iterator[str | ValueError]:
     """Give the messages on, and say of each what the tokenizer does not know."""
     for message in messages:
         if isinstance(message, str):

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,9 @@ from numpy_minimind.commands.progress import warn
 from numpy_minimind.data.left_out import Unknown
 from numpy_minimind.files import CheckpointError, model_folder
 from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.text.load import TOKENIZER, load_tokenizer
+from numpy_minimind.text.char import TOKENIZER
+from numpy_minimind.text.load import load_tokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,7 @@ def status(text: str) -> None:
         print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
 
 
-def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Any]:
+def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[MiniMindForCausalLM, Tokenizer]:
     """Return (model, tokenizer) of a model folder, of a training run (its model/ is taken), or of a .pth file.
 
     The tokenizer stands beside the weights; where there is none, it is the one at the path `tokenizer`, if given.
@@ -76,13 +77,13 @@ def load_model(path: str, device: str, tokenizer: str | None = None) -> tuple[Mi
     return model, loaded
 
 
-def _check_tokens_beyond(rows: int, tokenizer: Any, holds: str, model: str) -> None:
+def _check_tokens_beyond(rows: int, tokenizer: Tokenizer, holds: str, model: str) -> None:
     """Accept tokens for which a model has no rows if they are added ones, such as a padding token; warn of them.
 
     The model never writes one, and a text that has one in it is refused. Its end mark it must be able to write.
     """
     needed = [i + 1 for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
-    if max(getattr(tokenizer, "base_vocab_size", tokenizer.vocab_size), *needed, 0) > rows:
+    if max(tokenizer.base_vocab_size, *needed, 0) > rows:
         raise CheckpointError(
             f"{holds} of {tokenizer.vocab_size:,} tokens and {model} that knows only {rows:,}: "
             "they do not belong together"
@@ -91,7 +92,7 @@ def _check_tokens_beyond(rows: int, tokenizer: Any, holds: str, model: str) -> N
     warn(f"{holds} with tokens that {model} of {rows:,} does not know: {tokens}")
 
 
-def warn_of_unknown(tokenizer: Any, text: str) -> None:
+def warn_of_unknown(tokenizer: Tokenizer, text: str) -> None:
     """Say on standard error which characters of a text the tokenizer does not know."""
     unknown = str(Unknown(tokenizer, [text]))
     if unknown:

@@ -14,11 +14,8 @@ from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.progress import warn
 from numpy_minimind.data.batches import IGNORE, Batch
 from numpy_minimind.data.corpora import KINDS, ToyCorpus, is_jsonl
-from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 from numpy_minimind.training.trainer import evaluate
-
-HELP = "loss, perplexity and bits a character on a text"
-EXAMPLE = "eval runs/toy --corpus toy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +69,7 @@ class Predicted:
     texts of their own are read at once and forgotten.
     """
 
-    def __init__(self, tokenizer: Any, row_by_row: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, row_by_row: bool) -> None:
         self.tokenizer, self.row_by_row = tokenizer, row_by_row
         self.ids: list[int] = []
         self.counted = 0
@@ -86,17 +83,14 @@ class Predicted:
 
     def take(self, ids: np.ndarray) -> None:
         """Count one row."""
-        if isinstance(self.tokenizer, CharTokenizer):
-            # An end mark or an unknown character decodes to nothing and still is one character of the text.
-            self.counted += len(ids)
-        elif self.row_by_row:
-            self.counted += len(self.tokenizer.decode(ids))
+        if self.row_by_row:
+            self.counted += self.tokenizer.count_characters(ids)
         else:
             self.ids.extend(ids.tolist())
 
     def characters(self) -> int:
         """Return how many there were."""
-        return self.counted + (len(self.tokenizer.decode(self.ids)) if self.ids else 0)
+        return self.counted + self.tokenizer.count_characters(self.ids)
 
 
 def render(result: dict[str, Any]) -> str:

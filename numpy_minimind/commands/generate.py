@@ -11,11 +11,8 @@ import numpy as np
 from numpy_minimind.commands.common import add_device, device_of, load_model, warn_of_unknown
 from numpy_minimind.commands.sampling_flags import add_sampling, sampling_of
 from numpy_minimind.generation.loop import generate
-from numpy_minimind.text.load import PretrainedTokenizer
 from numpy_minimind.text.stream_decoder import StreamDecoder
-
-HELP = "continue a text"
-EXAMPLE = 'generate runs/toy --prompt "我喜欢" --seed 1'
+from numpy_minimind.text.tokenizer import Tokenizer, prompt_ids
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,31 +63,10 @@ def render(result: dict[str, Any]) -> str:
     return f"[{len(result['ids'])} tokens, {result['tokens_per_s']:.0f} tokens/s]"
 
 
-def prompt_ids(tokenizer: Any, prompt: str, bos: bool | None = None) -> list[int]:
-    """Encode the prompt, with the bos token before it when that is asked for or, by default, as the model was trained.
-
-    `train` says in the model's folder whether its rows began with bos. Nobody says so for MiniMind's own models: their
-    texts do, though their tokenizer_config.json says ``add_bos_token: false``.
-    """
-    known = tokenizer.bos_token_id is not None
-    if bos and not known:
-        raise ValueError("--bos: the tokenizer has no bos token")
-    if bos is None:
-        bos = known and (
-            tokenizer.begins_with_bos is not False
-            if isinstance(tokenizer, PretrainedTokenizer)
-            else tokenizer.add_bos_token
-        )
-    ids = ([tokenizer.bos_token_id] if bos else []) + list(tokenizer.encode(prompt))
-    if not ids:
-        raise ValueError("the prompt is empty, and no bos token is added: give at least one character")
-    return ids
-
-
 class Stream:
     """Print the prompt and new text as it becomes complete: a character cut in the middle is held back."""
 
-    def __init__(self, tokenizer: Any, prompt: str, silent: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: str, silent: bool) -> None:
         self.decoder, self.prompt, self.silent = StreamDecoder(tokenizer), prompt, silent
 
     def write(self, new: np.ndarray) -> None:

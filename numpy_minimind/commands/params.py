@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from numpy_minimind import accounting
-from numpy_minimind.checkpoint.foreign import missing
-from numpy_minimind.checkpoint.pretrained import CONFIG, read_config
-from numpy_minimind.commands.train_settings import field_and_value
+from numpy_minimind.commands.fields import field_and_value
 from numpy_minimind.config import PRESETS, MiniMindConfig
-from numpy_minimind.files import model_folder
 from numpy_minimind.messages import did_you_mean
-
-HELP = "parameters, FLOPs and bytes of a model"
-EXAMPLE = "params minimind3 --batch 8 --tokens 512"
 
 LABELS = {"working": "working set", "training": "peak of a step", "kv_cache": "KV cache", "inference": "together"}
 
@@ -66,6 +60,12 @@ def config_of(name: str, fields: dict[str, Any]) -> MiniMindConfig:
         return MiniMindConfig.preset(name, **fields)
     if fields:
         raise ValueError(f"--set changes a preset ({', '.join(PRESETS)}); the config of {name} is what it is")
+    return _config_beside(name)
+
+
+def _config_beside(name: str) -> MiniMindConfig:
+    from numpy_minimind.checkpoint.pretrained import CONFIG, missing, model_folder, read_config  # a preset needs none
+
     path = Path(name).expanduser()
     folder = path.parent if path.is_file() else model_folder(path, CONFIG)
     if (folder / CONFIG).is_file():

@@ -25,9 +25,7 @@ from numpy_minimind.data.jsonl import JsonLines
 from numpy_minimind.data.sft import BEGIN
 from numpy_minimind.files import file_not_found
 from numpy_minimind.text.load import load_tokenizer
-
-HELP = "show each token of a JSONL file with its label"
-EXAMPLE = "show-labels sft.jsonl --tokenizer runs/pretrain/model"
+from numpy_minimind.text.tokenizer import Tokenizer
 
 DOT = "\u00b7"
 LEGEND = """\
@@ -110,12 +108,11 @@ def _check_any(record: dict[str, Any]) -> None:
 # -- tokens as text ----------------------------------------------------------------------------------------------
 
 
-def spelled(ids: np.ndarray, tokenizer: Any) -> list[str]:
+def spelled(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
     r"""Return each token so that it can be seen: a space as \u2423, a line break as \n, part of a character as bytes.
 
     Behind the last part of a character stands the character.
     """
-    names = {i: token for token, i in _vocabulary(tokenizer).items()}
     shown, pending = [], b""
     for i in ids.tolist():
         text = tokenizer.decode([i], skip_special_tokens=False)
@@ -123,10 +120,7 @@ def spelled(ids: np.ndarray, tokenizer: Any) -> list[str]:
             shown.append(visible(text))
             pending = b""
             continue
-        part = _bytes_of(names.get(i, ""))
-        if part is None:
-            shown.append(visible(names.get(i, text)))
-            continue
+        part = tokenizer.token_bytes(i, skip_special_tokens=False)
         pending += part
         escaped = visible(part.decode("utf-8", errors="backslashreplace"))
         whole = pending.decode("utf-8", errors="replace")
@@ -145,29 +139,7 @@ def visible(text: str) -> str:
     )
 
 
-def _vocabulary(tokenizer: Any) -> dict[str, int]:
-    contents = getattr(tokenizer, "tokenizer_json", {})
-    vocabulary = contents.get("model", {}).get("vocab", {})
-    return vocabulary if isinstance(vocabulary, dict) else {}
-
-
-def _bytes_of(token: str) -> bytes | None:
-    """Return the bytes of a token of a byte-level vocabulary; None when it is of another kind."""
-    values = [BYTES.get(c) for c in token]
-    return None if not values or None in values else bytes(v for v in values if v is not None)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return which character stands for which byte: itself if it can be seen, else the next from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [b for b in range(256) if b not in seen]
-    return {chr(b): b for b in seen} | {chr(256 + n): b for n, b in enumerate(hidden)}
-
-
-BYTES = _byte_alphabet()
-
-
-def parts(row: Row, tokenizer: Any) -> list[tuple[bool, str]]:
+def parts(row: Row, tokenizer: Tokenizer) -> list[tuple[bool, str]]:
     """Return the row as text in runs: (learned, text)."""
     runs = []
     for learned, group in groupby(range(len(row.ids)), key=lambda t: bool(row.labels[t] != IGNORE)):

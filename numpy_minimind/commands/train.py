@@ -27,7 +27,7 @@ from numpy_minimind.commands.progress import Progress, attempt, say, warn
 from numpy_minimind.commands.together import together
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_profile import profile
-from numpy_minimind.commands.train_resume import fingerprint_of, resumed_settings
+from numpy_minimind.commands.train_resume import resumed_settings
 from numpy_minimind.commands.train_settings import build, fresh_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.data import toy_language, toy_report
@@ -39,9 +39,6 @@ from numpy_minimind.training.distributed import Ranks, digest_of
 from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.run_folder import RunFolder, environment
 from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
-
-HELP = "train a model"
-EXAMPLE = "train --corpus pydoc --preset toy --steps 1500 --out runs/pydoc"
 
 SIGNALS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 QUESTION, QUESTION_END = "<|im_start|>user\n", "<|im_end|>"
@@ -116,7 +113,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     with one_blas_thread():
         corpus, trainer = build(settings, ranks, stored, folder) if args.resume else build(settings, ranks)
         ranks.require_same("text", corpus.fingerprint)
-        ranks.require_same("tokenizer", fingerprint_of(corpus.tokenizer))
+        ranks.require_same("tokenizer", corpus.tokenizer.fingerprint())
         left_out = corpus.left_out(settings["seq_len"])
         if args.resume:
             _warn_of_changes({"processes": "1", **stored["environment"]}, _environment(ranks))
@@ -295,7 +292,7 @@ class _Run:
             "beside": beside(self.settings, self.folder.path),
             "environment": _environment(self.ranks),
             "fingerprint": self.corpus.fingerprint,
-            "tokenizer": fingerprint_of(self.corpus.tokenizer),
+            "tokenizer": self.corpus.tokenizer.fingerprint(),
             "config": self.trainer.model.config.to_dict(),
             "seconds": self.elapsed(),
         }

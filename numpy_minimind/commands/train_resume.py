@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +13,7 @@ from numpy_minimind.commands.places import absolute, places, split
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.data.corpora import Corpus, ToyCorpus
 from numpy_minimind.files import file_not_found
-from numpy_minimind.text.load import CharTokenizer, load_tokenizer
+from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.training.run_folder import RunFolder
 
 OTHER_MODEL = ("preset", "set", "tokenizer", "init_from")  # settings that the weights depend on
@@ -49,7 +47,7 @@ def _kind(corpus: str) -> str | None:
 
 def _is_tokenizer_of(stored: Mapping[str, Any], value: str) -> bool:
     known = split("tokenizer", value) is not None and "tokenizer" in stored
-    return known and fingerprint_of(load_tokenizer(value)) == stored["tokenizer"]
+    return known and load_tokenizer(value).fingerprint() == stored["tokenizer"]
 
 
 def find_corpus(settings: dict[str, Any], stored: Mapping[str, Any], folder: RunFolder) -> Corpus:
@@ -79,7 +77,7 @@ def find_corpus(settings: dict[str, Any], stored: Mapping[str, Any], folder: Run
             break
     else:
         raise ValueError(_another_text(there, first))
-    if fingerprint_of(corpus.tokenizer) != stored.get("tokenizer", fingerprint_of(corpus.tokenizer)):
+    if corpus.tokenizer.fingerprint() != stored.get("tokenizer", corpus.tokenizer.fingerprint()):
         raise ValueError(
             f"the tokenizer in {folder.model} is no longer the tokenizer that this run was begun with: "
             "the run cannot continue exactly (start a new one)"
@@ -152,12 +150,3 @@ def _free(folder: Path) -> Path:
     while folder.with_name(f"{folder.name}-{number}").exists():
         number += 1
     return folder.with_name(f"{folder.name}-{number}")
-
-
-def fingerprint_of(tokenizer: Any) -> str:
-    """Return a SHA-256 of all that decides what ids a tokenizer gives."""
-    if isinstance(tokenizer, CharTokenizer):
-        parts: Any = [tokenizer.characters, tokenizer.bos_token]
-    else:
-        parts = [tokenizer.tokenizer_json, tokenizer.tokenizer_config.get("chat_template"), *tokenizer.added_by_config]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

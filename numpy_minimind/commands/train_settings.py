@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -11,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.commands.common import device_of, load_model, require_one_thread
+from numpy_minimind.commands.fields import field_and_value
 from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
 from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
-from numpy_minimind.commands.train_resume import find_corpus, fingerprint_of
+from numpy_minimind.commands.train_resume import find_corpus
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.corpora import Corpus, ToyCorpus
+from numpy_minimind.data.corpora import Corpus, NewTokenizer, ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.shapes import same_shapes
-from numpy_minimind.text.load import PretrainedTokenizer, load_tokenizer
+from numpy_minimind.text.load import load_tokenizer
+from numpy_minimind.text.pretrained import PretrainedTokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 from numpy_minimind.training.adamw import AdamW
 from numpy_minimind.training.distributed import DistributedModel, Ranks
 from numpy_minimind.training.parallel import worthwhile_threads
@@ -80,7 +82,7 @@ def build(
         model, tokenizer = _initial_model(settings)
         toy = settings["corpus"] == "toy"
         corpus = ToyCorpus.of_model(tokenizer) if toy else corpus_of(settings["corpus"], tokenizer)
-        if fingerprint_of(corpus.tokenizer) != fingerprint_of(tokenizer):
+        if corpus.tokenizer.fingerprint() != tokenizer.fingerprint():
             raise ValueError(
                 f"{initial} does not know the characters of the toy language: it was trained on another text"
             )
@@ -88,12 +90,11 @@ def build(
         corpus = corpus_of(settings["corpus"], _tokenizer(settings["tokenizer"]))
         config = _config(settings, corpus.tokenizer)
         model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
-    if isinstance(corpus.tokenizer, PretrainedTokenizer):  # one of characters says it in a field of its own
-        corpus.tokenizer.begins_with_bos = corpus.begins_with_bos
+    corpus.tokenizer.begins_with_bos = corpus.begins_with_bos
     return corpus, _trainer(settings, corpus, model, ranks)
 
 
-def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
+def _config(settings: dict[str, Any], tokenizer: Tokenizer) -> MiniMindConfig:
     """Return the preset's config with the tokenizer's vocabulary and what was set."""
     overrides = {
         "vocab_size": tokenizer.vocab_size,
@@ -108,7 +109,7 @@ def _config(settings: dict[str, Any], tokenizer: Any) -> MiniMindConfig:
     return config
 
 
-def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
+def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Tokenizer]:
     """Return the model of --init-from with its tokenizer; --set may change what leaves the weights as they are."""
     path, name = settings["init_from"], settings["tokenizer"]
     if name is not None and (name in ("char", "bpe") or name.startswith("bpe:")):
@@ -121,7 +122,7 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Any]:
             f"the tokenizer of {path} has {tokenizer.vocab_size} tokens and its model rows for "
             f"{model.config.vocab_size}: it cannot learn the others"
         )
-    if name is not None and fingerprint_of(load_tokenizer(name)) != fingerprint_of(tokenizer):
+    if name is not None and load_tokenizer(name).fingerprint() != tokenizer.fingerprint():
         raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
     changes = dict(field_and_value(text) for text in settings["set"])
     unknown = [field for field in changes if field not in {f.name for f in fields(MiniMindConfig)}]
@@ -182,7 +183,7 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
     return trainer
 
 
-def _tokenizer(name: str) -> Any:
+def _tokenizer(name: str) -> Tokenizer | NewTokenizer | None:
     """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
     if name == "char":
         return None
@@ -193,13 +194,3 @@ def _tokenizer(name: str) -> Any:
     if not size.isdecimal():
         raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")
     return lambda texts: PretrainedTokenizer.train_bpe(texts, int(size))
-
-
-def field_and_value(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--set needs FIELD=VALUE, got {text!r}")
-    try:
-        return name, ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
-    except (ValueError, SyntaxError):
-        return name, value

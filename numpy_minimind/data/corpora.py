@@ -45,13 +45,16 @@ from numpy_minimind.data.sft import (
     conversation_row,
 )
 from numpy_minimind.files import file_not_found
-from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.text.char import CharTokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 
 BLOCK = 4096  # characters; every tenth block is held out
 HELD_OUT_LINES = 500  # of a JSONL file, at most
 LOOKED_AT, LOOKED_AT_CHARACTERS = 1000, 500_000  # of a JSONL file, to say what is left out
 HELD_OUT_SENTENCES = 5120
 HELD_OUT_SEED = 2**20  # far from any seed that somebody would train with
+
+NewTokenizer = Callable[[Iterable[str]], Tokenizer]  # makes one of the texts that it is to spell
 
 
 class ToyCorpus:
@@ -76,14 +79,14 @@ class ToyCorpus:
     def __init__(self, start: toy_language.State = toy_language.START) -> None:
         end = "<|im_end|>"
         self.start = start
-        self.tokenizer = CharTokenizer.from_text(toy_language.alphabet(start), bos_token=end, add_bos_token=True)
+        self.tokenizer = CharTokenizer.from_text(toy_language.alphabet(start), bos_token=end, begins_with_bos=True)
         self.entropy_floor = toy_language.entropy_floor(start)
         self.sentences = self._sentences(np.random.default_rng(HELD_OUT_SEED), HELD_OUT_SENTENCES)
         self.oracle_loss = _oracle_loss(self.sentences, start)
         self.fingerprint = _sha256(toy_language.END.join(self.sentences))
 
     @classmethod
-    def of_model(cls, tokenizer: Any) -> ToyCorpus:
+    def of_model(cls, tokenizer: Tokenizer) -> ToyCorpus:
         """Return the edition whose characters have the same ids in the tokenizer of a model."""
         for corpus in map(cls, toy_language.EDITIONS):
             characters = toy_language.alphabet(corpus.start)
@@ -167,7 +170,7 @@ class TextCorpus:
     entropy_floor: float | None = None
     oracle_loss: float | None = None
 
-    def __init__(self, name: str, text: str, tokenizer: Any = None) -> None:
+    def __init__(self, name: str, text: str, tokenizer: Tokenizer | NewTokenizer | None = None) -> None:
         self.name, self.text = name, text
         train, held_out = split_text(text)
         self.tokenizer = CharTokenizer.from_text(text) if tokenizer is None else _made(tokenizer, train)
@@ -237,7 +240,7 @@ class JsonLinesCorpus:
     entropy_floor: float | None = None
     oracle_loss: float | None = None
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer | NewTokenizer) -> None:
         self.name = name
         kind, _, path = name.partition(":")
         self.kind = KINDS[kind]
@@ -331,8 +334,8 @@ class Kind(NamedTuple):
     """What a line of a JSONL corpus is: what it and the tokenizer must have, its row, its texts for a new tokenizer."""
 
     check: Callable[[dict[str, Any]], None]
-    check_tokenizer: Callable[[Any], None]
-    row: Callable[[dict[str, Any], Any, int], Row]
+    check_tokenizer: Callable[[Tokenizer], None]
+    row: Callable[[dict[str, Any], Tokenizer, int], Row]
     texts: Callable[[dict[str, Any]], Iterable[str]]
     seq_len: int  # ids of a row, as MiniMind has it
     tokens: str  # what is learned of a line, in words
@@ -347,16 +350,16 @@ def check_text(record: dict[str, Any]) -> None:
         raise ValueError(f'{what} "text", expected a string{hint}')
 
 
-def check_ends(tokenizer: Any) -> None:
+def check_ends(tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer without bos or eos."""
     if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no bos_token or no eos_token, with which a row begins and ends")
 
 
-def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
+def text_row(record: dict[str, Any], tokenizer: Tokenizer, seq_len: int) -> Row:
     """Return bos, as many tokens of the text as leave room for it and for eos, eos: every one is learned."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = np.concatenate(([bos], tokenizer.encode_array(record["text"])[: seq_len - 2], [eos])).astype(np.int64)
+    ids = np.array([bos, *tokenizer.encode(record["text"])[: seq_len - 2], eos], np.int64)
     return Row(ids, ids)
 
 
@@ -384,7 +387,7 @@ KINDS = {
 Corpus = ToyCorpus | TextCorpus | JsonLinesCorpus
 
 
-def _made(tokenizer: Any, texts: Iterable[str]) -> Any:
+def _made(tokenizer: Tokenizer | NewTokenizer, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer, or what a function that makes one makes of the texts."""
     return tokenizer(texts) if callable(tokenizer) else tokenizer
 
@@ -454,7 +457,7 @@ def read_text(path: str | Path) -> str:
     return text
 
 
-def load_corpus(name: str, tokenizer: Any = None) -> Corpus:
+def load_corpus(name: str, tokenizer: Tokenizer | NewTokenizer | None = None) -> Corpus:
     """Return a corpus by name.
 
     Parameters

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from numpy_minimind.text.tokenizer import Tokenizer
 
 SHOWN = 5  # unknown characters that are named
 TOO_MANY = 0.5  # share of unknown characters at which a text is no longer one that the tokenizer can write
@@ -32,7 +34,7 @@ class LeftOut(NamedTuple):
 class Unknown:
     """Counts the characters that a tokenizer cannot spell, text by text."""
 
-    def __init__(self, tokenizer: Any, texts: Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str] = ()) -> None:
         self.tokenizer, self.characters, self.count = tokenizer, 0, 0
         self.first: dict[str, None] = {}  # different ones, in the order in which they came
         for text in texts:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy_minimind.data.batches import IGNORE, Row
 from numpy_minimind.data.convert import dialect
 from numpy_minimind.data.jsonl import type_name
-from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 WHICH_TOKENIZER = "give --tokenizer bpe:N (a new one, learned from this file), --tokenizer FOLDER, or --init-from MODEL"
@@ -94,7 +94,7 @@ def _list_of(value: Any, field: str) -> list[Any]:
     return value
 
 
-def check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: Tokenizer) -> None:
     """Refuse, before any row is made, a tokenizer that cannot write a conversation.
 
     Raises
@@ -103,11 +103,6 @@ def check_tokenizer(tokenizer: Any) -> None:
         For one of characters, one without a chat template, and one whose template neither writes the marks of a turn
         nor says what the assistant wrote.
     """
-    if isinstance(tokenizer, CharTokenizer):
-        raise ValueError(
-            "a conversation needs marks for its turns, and this tokenizer has only characters: begin with a model "
-            "that was trained with --tokenizer bpe:N, or with MiniMind's"
-        )
     example = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     if not tokenizer.marks_answers():
         _mark(tokenizer, BEGIN)
@@ -142,13 +137,13 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return call if call.get("arguments") is not None else {**call, "arguments": {}}
 
 
-def render(record: dict[str, Any], tokenizer: Any) -> str:
+def render(record: dict[str, Any], tokenizer: Tokenizer) -> str:
     """Return the conversation as one text, by the tokenizer's chat template."""
     messages, tools = messages_and_tools(record)
     return tokenizer.apply_chat_template(messages, tools=tools)
 
 
-def conversation_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
+def conversation_row(record: dict[str, Any], tokenizer: Tokenizer, seq_len: int) -> Row:
     """Render, tokenise, cut to `seq_len` ids, and label the answers."""
     messages, tools = messages_and_tools(record)
     if tokenizer.marks_answers(tools):
@@ -158,7 +153,7 @@ def conversation_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Ro
     return Row(ids, label_answers(ids, tokenizer))
 
 
-def label_answers(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
+def label_answers(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return the id itself at each token of an answer, -100 elsewhere; of an answer cut short, what is there."""
     labels = np.full(len(ids), IGNORE, np.int64)
     for start, end in answers(ids, tokenizer):
@@ -173,7 +168,7 @@ class Span(NamedTuple):
     end: int
 
 
-def answers(ids: np.ndarray, tokenizer: Any) -> Iterator[Span]:
+def answers(ids: np.ndarray, tokenizer: Tokenizer) -> Iterator[Span]:
     r"""Yield where the answers lie: after ``<|im_start|>assistant\n``, through ``<|im_end|>\n``.
 
     The text beside a mark is compared as text: however the tokenizer cuts "assistant\n" into tokens, it is found.
@@ -189,14 +184,14 @@ def answers(ids: np.ndarray, tokenizer: Any) -> Iterator[Span]:
         yield Span(start, end)
 
 
-def _mark(tokenizer: Any, text: str) -> int:
+def _mark(tokenizer: Tokenizer, text: str) -> int:
     ids = tokenizer.encode(text)
     if len(ids) != 1:
         raise ValueError(f"the tokenizer has no token {text}, by which answers are found: {WHICH_TOKENIZER}")
     return int(ids[0])
 
 
-def _after(ids: np.ndarray, start: int, text: str, tokenizer: Any) -> int | None:
+def _after(ids: np.ndarray, start: int, text: str, tokenizer: Tokenizer) -> int | None:
     """Return the first position behind the tokens that spell `text` from `start` on; None if they do not."""
     for end in range(start + 1, min(start + len(text), len(ids)) + 1):
         spelled = tokenizer.decode(ids[start:end], skip_special_tokens=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from numpy_minimind.backend import to_numpy
 from numpy_minimind.data import toy_language
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.text.tokenizer import Tokenizer
 
 BATCH = 250  # sentences written side by side
 QUOTE, ECHO = "\u201c", "\u300c"  # the marks that open a quotation and its repetition
@@ -28,7 +29,7 @@ class SampleReport(NamedTuple):
 
 
 def write_sentences(
-    model: MiniMindForCausalLM, tokenizer: Any, n: int, rng: np.random.Generator, temperature: float = 1.0
+    model: MiniMindForCausalLM, tokenizer: Tokenizer, n: int, rng: np.random.Generator, temperature: float = 1.0
 ) -> list[str]:
     """Sample n sentences from an end mark, with no filter but the temperature."""
     end = tokenizer.eos_token_id
@@ -55,7 +56,7 @@ def judge(
 
 def held_out_copy_rate(
     model: MiniMindForCausalLM,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     n: int,
     rng: np.random.Generator,
     start: toy_language.State = toy_language.START,
@@ -66,15 +67,14 @@ def held_out_copy_rate(
     """
     sentences = toy_language.sample(rng, n, held_out=True, start=start)
     starts = [sentence[: sentence.index(ECHO) + 1] for sentence in sentences]
-    end = [tokenizer.eos_token_id]
-    prompts = [np.concatenate((end, tokenizer.encode_array(start))) for start in starts]
+    prompts = [np.array([tokenizer.eos_token_id, *tokenizer.encode(start)]) for start in starts]
     written = _continue(model, tokenizer, prompts, rng, 1.0)
     return float(np.mean([toy_language.check(sentence).copied for sentence in written]))
 
 
 def _continue(
     model: MiniMindForCausalLM,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     prompts: Sequence[np.ndarray],
     rng: np.random.Generator,
     temperature: float,
@@ -113,13 +113,13 @@ class CopyingHead(NamedTuple):
     weights: np.ndarray  # (T, T) what each position looks at
 
 
-def copying_head(model: MiniMindForCausalLM, tokenizer: Any, sentence: str) -> CopyingHead:
+def copying_head(model: MiniMindForCausalLM, tokenizer: Tokenizer, sentence: str) -> CopyingHead:
     """Find the head that copies, in a sentence with a quotation that is repeated right.
 
     While the echo's character j is to be written, a head that copies looks at character j of the quotation: as far
     back as the two opening marks are apart, and one on.
     """
-    ids = np.concatenate(([tokenizer.eos_token_id], tokenizer.encode_array(sentence)))[None]  # (1, T)
+    ids = np.array([[tokenizer.eos_token_id, *tokenizer.encode(sentence)]])  # (1, T)
     again, model.model.checkpoint_activations = model.model.checkpoint_activations, False  # whose weights are not kept
     _, saved = model.forward(ids)
     model.model.checkpoint_activations = again

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpy_minimind.backend import to_numpy
 from numpy_minimind.config import check_special_ids, end_marks
-from numpy_minimind.generation.prefill import read
+from numpy_minimind.generation.prefill import prefill
 from numpy_minimind.generation.sampling import check_settings, next_ids
 from numpy_minimind.layers.embedding import check_ids
 
@@ -96,14 +96,16 @@ def generate(
     output = np.concatenate([ids, np.zeros((batch, max_new_tokens), np.int64)], axis=1)  # (B, T + n)
     seen = _seen(ids, mask, model.config.vocab_size)  # (B, V)
     finished = np.zeros(batch, dtype=bool)
-    prompt_mask = None if mask.all() else mask
     if cache is None:
         cache = model.new_cache(batch, prompt + max_new_tokens)
     else:
         _check_cache(cache, prompt, max_new_tokens)
         ids = ids[:, cache.length :]
     for end in range(prompt, prompt + max_new_tokens):
-        logits = read(model, ids, cache, prompt_mask)  # (B, 1, V)
+        if end == prompt:
+            logits = prefill(model, ids, cache, None if mask.all() else mask)  # (B, 1, V)
+        else:  # decoding; the cache remembers the prompt's mask
+            logits = model(output[:, end - 1 : end], cache=cache, logits_to_keep=1)  # (B, 1, V)
         new = next_ids(
             logits[:, -1, :vocab_size],
             seen[:, :vocab_size],
@@ -122,7 +124,6 @@ def generate(
             on_token(new)
         if finished.all():
             return output[:, : end + 1]
-        ids, prompt_mask = output[:, end : end + 1], None  # the cache remembers the prompt's mask
     return output
 
 

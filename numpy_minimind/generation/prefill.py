@@ -11,7 +11,7 @@ from typing import Any
 PART = 1024  # tokens, of all rows together, that go through the model at once: fewer take more time
 
 
-def read(model: Any, ids: Any, cache: Any, mask: Any = None) -> Any:
+def prefill(model: Any, ids: Any, cache: Any, mask: Any = None) -> Any:
     """Take `ids` into the cache; return the logits of the last token of each row.
 
     Parameters

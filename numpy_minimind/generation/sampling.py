@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, like, to_numpy
+from numpy_minimind.backend import get_array_module, to_device_of, to_numpy
 
 # Dividing by less could overflow even in float64, and the draw is long since certain: 1e-200 turns the
 # smallest difference between two float32 logits, 1e-45, into 1e155.
@@ -67,7 +67,7 @@ def apply_repetition_penalty(z: Any, seen: Any, penalty: float) -> Any:
     if penalty == 1:
         return z
     xp, penalty = get_array_module(z), float(penalty)
-    return xp.where(like(seen, z), xp.where(z < 0, z * penalty, z / penalty), z)
+    return xp.where(to_device_of(seen, z), xp.where(z < 0, z * penalty, z / penalty), z)
 
 
 def keep_top_k(z: Any, k: int) -> Any:

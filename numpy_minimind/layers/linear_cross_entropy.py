@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module, like
+from numpy_minimind.backend import get_array_module, to_device_of
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
 from numpy_minimind.layers.linear import rows
@@ -111,8 +111,8 @@ class LinearCrossEntropy(Layer):
         whole = len(counted) == len(t)  # then a chunk is a slice, which copies nothing
         for start in range(0, len(counted), self.chunk):
             m = slice(start, start + self.chunk) if whole else counted[start : start + self.chunk]
-            t_m = like(t[m], h)  # (m,)
-            m = m if whole else like(m, h)
+            t_m = to_device_of(t[m], h)  # (m,)
+            m = m if whole else to_device_of(m, h)
             yield m, h[m], t_m, n
 
 

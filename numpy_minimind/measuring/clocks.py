@@ -5,8 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 Task = Callable[[], float]  # does the work, returns the seconds that it took
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -14,6 +18,26 @@ def seconds_of(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+class Stopwatch:
+    """Adds up the seconds of some functions, call by call, for one thread."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """Return the function, timed."""
+
+        @wraps(function)
+        def timed(*args: Arguments.args, **options: Arguments.kwargs) -> Result:
+            began = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
 
 
 def interleaved(

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_device
 from numpy_minimind.messages import needs_extra
-from numpy_minimind.training.run_folder import blas_threads, environment
+from numpy_minimind.threads import blas_name, blas_threads
 
 STATUS = Path("/proc/self/status")
 
@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": environment()["blas"],
+        "blas": blas_name(),
     }
 
 

@@ -17,6 +17,7 @@ from numpy_minimind.accounting import arrays, owner_of
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import FlashAttention, Linear, LinearCrossEntropy, ScaledDotProduct
 from numpy_minimind.layers.flash_attention import cut
+from numpy_minimind.measuring.clocks import Stopwatch
 from numpy_minimind.training import trainer as training_loop
 from numpy_minimind.training.trainer import Trainer
 
@@ -53,7 +54,7 @@ class Profile:
     rows : dict from path to Row
         Of the layers that were called, in the order of their first calls; the same layer of all blocks is one row
         ("model.layers.*.mlp"), and so is the same layer of all experts.
-    others : dict from name to seconds
+    others : dict from name to Stopwatch
         Of what is no layer.
     bookkeeping : float
         Seconds that finding out what is kept took: they are no part of the work.
@@ -62,7 +63,7 @@ class Profile:
     def __init__(self, model: Layer) -> None:
         self.model = model
         self.rows: dict[str, Row] = {}
-        self.others: dict[str, float] = {}
+        self.others: dict[str, Stopwatch] = {}
         self.bookkeeping = 0.0
         self._inside: list[float] = []  # for each call that is running: seconds spent in the calls inside it
         self._saved_by: dict[tuple[int, type], Row] = {}  # whose forward returned this `saved`
@@ -85,15 +86,7 @@ class Profile:
     def watching(self, owner: Any, name: str, label: str) -> Iterator[None]:
         """Time a function that is no layer's, wherever it is called as ``owner.name``."""
         function, was_own = getattr(owner, name), name in vars(owner)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*args, **options)
-            finally:
-                self.others[label] = self.others.get(label, 0.0) + time.perf_counter() - began
-
-        setattr(owner, name, timed)
+        setattr(owner, name, self.others.setdefault(label, Stopwatch()).timed(function))
         try:
             yield
         finally:
@@ -189,9 +182,9 @@ class StepProfile:
 
     def __init__(self, profile: Profile, seconds: float, steps: int) -> None:
         self.rows, self.seconds, self.steps = list(profile.rows.values()), seconds, steps
-        layers = sum(row.own for row in self.rows)
-        rest = seconds - layers - sum(profile.others.values())
-        self.others = {**profile.others, "batches, zero_grad, the rest": rest}
+        self.others = {label: stopwatch.seconds for label, stopwatch in profile.others.items()}
+        rest = seconds - sum(row.own for row in self.rows) - sum(self.others.values())
+        self.others["batches, zero_grad, the rest"] = rest
 
 
 def profile_steps(trainer: Trainer, steps: int = 5, warm_up: int = 2) -> StepProfile:

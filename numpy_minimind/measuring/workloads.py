@@ -5,17 +5,17 @@ Each is made once, and then called again and again; a call returns its seconds.
 
 from __future__ import annotations
 
+import statistics
 import time
-from typing import Any
 
 import numpy as np
 
 from numpy_minimind.backend import keep_freed_memory, synchronize
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.generation.prefill import read
+from numpy_minimind.generation.prefill import prefill
 from numpy_minimind.layers.flash_attention import FlashAttention
 from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
-from numpy_minimind.measuring.clocks import seconds_of
+from numpy_minimind.measuring.clocks import Stopwatch, seconds_of
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
@@ -54,7 +54,7 @@ class TrainStep:
         self.optimizer = AdamW(self.model.named_parameters(), lr=1e-4)
         self.inputs, self.targets = rng.integers(config.vocab_size, size=(2, batch_size, seq_len))
         models = [self.model, *self.parallel.replicas][:batch_size]
-        self.watches = [watch_attention(model) for model in models]
+        self.stopwatches = [time_attention(model) for model in models]
         self.attention_seconds = self.optimizer_seconds = self.loss = 0.0
 
     def __call__(self) -> float:
@@ -63,12 +63,12 @@ class TrainStep:
 
     def step(self) -> None:
         """Make one update."""
-        for watch in self.watches:
-            watch.seconds = 0.0
+        for stopwatch in self.stopwatches:
+            stopwatch.seconds = 0.0
         self.model.zero_grad()
         self.loss = self.parallel.loss_and_grad_shifted(self.inputs, self.targets).loss
         self.optimizer_seconds = seconds_of(self.update)
-        self.attention_seconds = sum(watch.seconds for watch in self.watches) / len(self.watches)
+        self.attention_seconds = statistics.mean(stopwatch.seconds for stopwatch in self.stopwatches)
 
     def update(self) -> None:
         """Clip and step."""
@@ -92,7 +92,7 @@ class Prefill:
 
     def read(self) -> None:
         """Read it once."""
-        synchronize(read(self.model, self.ids, self.model.new_cache(*self.ids.shape)))
+        synchronize(prefill(self.model, self.ids, self.model.new_cache(*self.ids.shape)))
 
 
 class Decode:
@@ -117,40 +117,11 @@ class Decode:
         return at[-1] - at[0]
 
 
-class Watch:
-    """Adds up the seconds spent in some layers."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-
-class Watched:
-    """Stands in for a layer, and notes how long its forward and backward take."""
-
-    def __init__(self, layer: Any, watch: Watch) -> None:
-        self.layer, self.watch = layer, watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
-
-    def forward(self, *inputs: Any) -> Any:
-        began = time.perf_counter()
-        out = self.layer.forward(*inputs)
-        self.watch.seconds += time.perf_counter() - began
-        return out
-
-    def backward(self, *cotangents_and_saved: Any) -> Any:
-        began = time.perf_counter()
-        out = self.layer.backward(*cotangents_and_saved)
-        self.watch.seconds += time.perf_counter() - began
-        return out
-
-
-def watch_attention(model: MiniMindForCausalLM) -> Watch:
-    """Let a watch run while this model is between the projections of attention."""
-    watch = Watch()
+def time_attention(model: MiniMindForCausalLM) -> Stopwatch:
+    """Return a stopwatch that runs while this model is between the projections of attention."""
+    stopwatch = Stopwatch()
     for block in model.model.layers:
-        for name, layer in list(vars(block.self_attn).items()):
+        for layer in vars(block.self_attn).values():
             if isinstance(layer, (ScaledDotProduct, FlashAttention)):
-                setattr(block.self_attn, name, Watched(layer, watch))
-    return watch
+                vars(layer).update(forward=stopwatch.timed(layer.forward), backward=stopwatch.timed(layer.backward))
+    return stopwatch

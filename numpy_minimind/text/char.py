@@ -6,6 +6,8 @@ the same ids there.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -15,6 +17,7 @@ from numpy_minimind.files import PathLike, remove, resolve, write_json
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0 pad and unknown, 1 bos, 2 eos
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+BEGINS_WITH_BOS = "add_bos_token"  # what a tokenizer_config.json calls it
 # What an older tokenizer may leave in a folder, and some reader would believe rather than the two files above.
 OLDER = (
     "chat_template.jinja", "chat_template.json", "additional_chat_templates", "special_tokens_map.json",
@@ -36,7 +39,7 @@ class CharTokenizer:
         In any order, repeated or not.
     bos_token : str
         Which special token begins a text; in a language of sentences the end mark of the one before may.
-    add_bos_token : bool
+    begins_with_bos : bool
         Whether a prompt is to begin with it. For who writes prompts: `encode` never adds it.
     """
 
@@ -45,7 +48,7 @@ class CharTokenizer:
     eos_token_id = 2
 
     def __init__(
-        self, characters: Iterable[str], *, bos_token: str = SPECIAL_TOKENS[1], add_bos_token: bool = False
+        self, characters: Iterable[str], *, bos_token: str = SPECIAL_TOKENS[1], begins_with_bos: bool = False
     ) -> None:
         if bos_token not in SPECIAL_TOKENS:
             raise ValueError(f"bos_token must be one of {', '.join(SPECIAL_TOKENS)}, got {bos_token!r}")
@@ -56,7 +59,8 @@ class CharTokenizer:
             raise ValueError(
                 f"the text holds {surrogates[0]!r}, half a character, which no file can hold: decode it right"
             )
-        self.bos_token, self.add_bos_token = bos_token, add_bos_token
+        self.bos_token = bos_token
+        self.begins_with_bos: bool | None = begins_with_bos
         self.bos_token_id = SPECIAL_TOKENS.index(bos_token)
         self._tokens = [*SPECIAL_TOKENS, *self.characters]
         # A table from code point to id; its last entry, unknown, stands for all that lie beyond.
@@ -72,6 +76,8 @@ class CharTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._tokens)
+
+    base_vocab_size = vocab_size
 
     def encode(self, text: str) -> list[int]:
         """Return one id a character, 0 for one that is unknown."""
@@ -95,7 +101,7 @@ class CharTokenizer:
         ValueError
             For an id outside the vocabulary.
         """
-        checked = check_ids(ids, self.vocab_size)
+        checked = ids_to_decode(ids, self.vocab_size)
         first = len(SPECIAL_TOKENS) if skip_special_tokens else 0
         return "".join([self._tokens[i] for i in checked if i >= first])
 
@@ -103,11 +109,19 @@ class CharTokenizer:
         """Return what `decode` makes of one id, in UTF-8."""
         return self.decode([i], skip_special_tokens).encode("utf-8")
 
-    def apply_chat_template(self, messages: Any, **options: Any) -> NoReturn:
+    def count_characters(self, ids: Any) -> int:
+        """Return of how many characters a text with these ids is: one each, though special ones decode to nothing."""
+        return len(ids)
+
+    def apply_chat_template(self, *messages: Any, **options: Any) -> NoReturn:
         """Raise ValueError: characters have no marks for the turns of a conversation."""
         raise ValueError(NO_CHAT)
 
-    encode_chat = marks_answers = apply_chat_template
+    encode_chat = encode_answers = marks_answers = apply_chat_template
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of all that decides what ids it gives."""
+        return sha256_of([self.characters, self.bos_token])
 
     def save(self, folder: PathLike) -> None:
         """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer`, tokenizers and transformers.
@@ -123,7 +137,7 @@ class CharTokenizer:
                 "eos_token": SPECIAL_TOKENS[2],
                 "pad_token": SPECIAL_TOKENS[0],
                 "unk_token": SPECIAL_TOKENS[0],
-                "add_bos_token": self.add_bos_token,
+                BEGINS_WITH_BOS: bool(self.begins_with_bos),
                 "clean_up_tokenization_spaces": False,
             },
         )
@@ -151,8 +165,8 @@ class CharTokenizer:
 
 
 NO_CHAT = (
-    "a tokenizer of characters has no chat template: it spells the marks of a turn like any text "
-    "(use `generate`, or train with --tokenizer bpe:N)"
+    "a tokenizer of characters has no chat template, and a conversation needs marks for its turns: use `generate`, or "
+    "begin with a model that was trained with --tokenizer bpe:N, or with MiniMind's"
 )
 
 # A dot does not match a line's end, hence "white space or not".
@@ -164,6 +178,11 @@ def _code_points(text: str) -> np.ndarray:
     if not isinstance(text, str):
         raise TypeError(f"a tokenizer encodes str, got {type(text).__name__}")
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def sha256_of(parts: list[Any]) -> str:
+    """Return a fingerprint of what decides a tokenizer's ids: any JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def save_tokenizer(folder: PathLike, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
@@ -196,7 +215,7 @@ def token_count(tokenizer: dict[str, Any]) -> int:
     return max((i for i in ids if isinstance(i, int)), default=-1) + 1
 
 
-def check_ids(ids: Any, vocab_size: int) -> list[int]:
+def ids_to_decode(ids: Any, vocab_size: int) -> list[int]:
     """Return ids as a list, or say which one is none: not an integer, or outside the vocabulary."""
     array = np.asarray(ids)
     if array.ndim != 1:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy_minimind.generation.loop import generate
 from numpy_minimind.generation.sampling import check_settings
 from numpy_minimind.text.stream_decoder import StreamDecoder
+from numpy_minimind.text.tokenizer import Tokenizer
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -43,7 +44,7 @@ class Conversation:
     Parameters
     ----------
     model : MiniMindForCausalLM
-    tokenizer : PretrainedTokenizer
+    tokenizer : Tokenizer
         With a chat template.
     system : str, optional
         The system prompt.
@@ -67,7 +68,7 @@ class Conversation:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         system: str | None = None,
         think: bool = False,
         max_new_tokens: int = 1024,

@@ -3,64 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from numpy_minimind.checkpoint.foreign import missing_tokenizer
-from numpy_minimind.files import (
-    DamagedFileError,
-    PathLike,
-    file_not_found,
-    model_folder,
-    read_json,
-)
-from numpy_minimind.text.added_tokens import ADDED_TOKENS, ROLES, SPECIAL_TOKENS_MAP, content, merged
+from numpy_minimind.files import DamagedFileError, PathLike, file_not_found, model_folder, read_json
+from numpy_minimind.foreign import missing_tokenizer
+from numpy_minimind.text.added_tokens import ADDED_TOKENS, SPECIAL_TOKENS_MAP, content, merged
 from numpy_minimind.text.char import (
+    BEGINS_WITH_BOS,
     SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     CharTokenizer,
     characters_of,
-    check_ids,
 )
 from numpy_minimind.text.pretrained import PretrainedTokenizer
-
-__all__ = [
-    "ROLES",
-    "SPECIAL_TOKENS",
-    "TOKENIZER",
-    "TOKENIZER_CONFIG",
-    "CharTokenizer",
-    "PretrainedTokenizer",
-    "Tokenizer",
-    "check_ids",
-    "load_tokenizer",
-]
+from numpy_minimind.text.tokenizer import Tokenizer
 
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 CHAT_TEMPLATE_JSON = "chat_template.json"  # of older processors: the last place to look
 WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")  # beside a file of these a tokenizer may stand
 
 
-class Tokenizer(Protocol):
-    """What every tokenizer here offers."""
-
-    vocab_size: int
-    bos_token_id: int | None
-    eos_token_id: int | None
-    pad_token_id: int | None
-    unk_token_id: int | None
-    add_bos_token: bool  # a prompt is to begin with the bos token: for who writes prompts, encode never adds one
-
-    def encode(self, text: str) -> list[int]: ...
-    def encode_array(self, text: str) -> np.ndarray: ...
-    def unknown(self, text: str) -> str: ...
-    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str: ...
-    def save(self, folder: PathLike) -> None: ...
-
-
-def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
+def load_tokenizer(path: PathLike) -> Tokenizer:
     """Load the tokenizer of a model folder or of a training run, the one beside a file of weights, or a tokenizer.json.
 
     What stands beside tokenizer.json is read as transformers reads it: tokenizer_config.json, the older files
@@ -82,7 +46,7 @@ def load_tokenizer(path: PathLike) -> CharTokenizer | PretrainedTokenizer:
     if characters is None or not _is_ours(config):
         return PretrainedTokenizer(tokenizer, _with_templates(config, file.parent), name=str(file))
     bos_token = content(config.get("bos_token")) or SPECIAL_TOKENS[1]
-    return CharTokenizer(characters, bos_token=bos_token, add_bos_token=bool(config.get("add_bos_token", False)))
+    return CharTokenizer(characters, bos_token=bos_token, begins_with_bos=bool(config.get(BEGINS_WITH_BOS, False)))
 
 
 def _beside(file: Path, name: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ it is held back until it is whole. Each token costs the same however long the te
 from __future__ import annotations
 
 import codecs
-from typing import Any
+
+from numpy_minimind.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # what stands for bytes that make no character
 
@@ -22,10 +23,10 @@ class StreamDecoder:
         As in ``tokenizer.decode``.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer, self.skip = tokenizer, skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._by_bytes: bool = getattr(tokenizer, "byte_level", False)
+        self._by_bytes: bool = tokenizer.byte_level
         self._by_words: bool = getattr(tokenizer, "cleans_up", False)  # what comes may take a space away
         self._ids: list[int] = []  # for other tokenizers
         self._shown = 0

@@ -16,6 +16,8 @@ from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
 from numpy_minimind.files import METRICS, os_error, write_bytes, write_json, write_text
+from numpy_minimind.text.tokenizer import Tokenizer
+from numpy_minimind.threads import blas_name, blas_threads
 from numpy_minimind.training.trainer import Trainer
 
 
@@ -102,7 +104,7 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, trainer: Trainer, tokenizer: Any, extra: Mapping[str, Any]) -> None:
+    def save(self, trainer: Trainer, tokenizer: Tokenizer, extra: Mapping[str, Any]) -> None:
         """Write the model folder and the resume file, each atomically.
 
         The model comes first: a run that can be resumed has a tokenizer.
@@ -150,21 +152,10 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """Say on what bit-for-bit equality depends: versions, the BLAS library and its threads, the machine."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "numpy": np.__version__,
-        "blas": f"{blas.get('name')} {blas.get('version')}",
+        "blas": blas_name(),
         "blas_threads": blas_threads(),
         "machine": platform.machine(),
         "system": platform.system(),
     }
-
-
-def blas_threads() -> int | None:
-    """Return the number of threads of NumPy's BLAS; None when threadpoolctl is not there to ask."""
-    try:
-        from threadpoolctl import threadpool_info
-    except ImportError:
-        return None
-    counts = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return max(counts, default=None)

@@ -26,6 +26,8 @@ from numpy_minimind.training.schedule import cosine_lr
 class TrainingDiverged(RuntimeError):
     """The loss is no longer a finite number, so no further step can mend the weights."""
 
+    exit_code = 1  # of a command, for which other errors are bad input
+
 
 class StepReport(NamedTuple):
     """One update."""

@@ -16,9 +16,8 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.cli import main
 from numpy_minimind.commands import chat as chat_command
-from numpy_minimind.commands import generate as generate_command
 from numpy_minimind.generation.loop import generate
-from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import PretrainedTokenizer
 from numpy_minimind.text.conversation import Answer
 
 pytest.importorskip("tokenizers")
@@ -414,23 +413,6 @@ def test_the_prompt_of_a_pretrained_model_begins_with_bos(folder, capsys):
         ids = bos + tokenizer.encode("你好")
         expected = generate(model, np.array([ids]), max_new_tokens=8, temperature=0, vocab_size=tokenizer.vocab_size)
         assert as_json(capsys, *flags, *more)["ids"] == expected[0, len(ids) :].tolist()
-
-
-def test_which_prompts_begin_with_bos():
-    bpe = PretrainedTokenizer.train_bpe([], 265)
-    without = PretrainedTokenizer(bpe.tokenizer_json, {})
-    assert generate_command.prompt_ids(bpe, "") == [1]
-    assert generate_command.prompt_ids(without, "a") == without.encode("a")
-    said = PretrainedTokenizer.train_bpe([], 265)
-    for said.begins_with_bos, bos in ((False, []), (True, [1])):
-        assert generate_command.prompt_ids(said, "a") == bos + said.encode("a")
-        assert generate_command.prompt_ids(said, "a", bos=True) == [1, *said.encode("a")]
-    assert generate_command.prompt_ids(CharTokenizer("ab"), "a") == [3]
-    assert generate_command.prompt_ids(CharTokenizer("ab"), "a", bos=True) == [1, 3]
-    with pytest.raises(ValueError, match="--bos: the tokenizer has no bos token"):
-        generate_command.prompt_ids(without, "a", bos=True)
-    with pytest.raises(ValueError, match="the prompt is empty, and no bos token is added"):
-        generate_command.prompt_ids(bpe, "", bos=False)
 
 
 def test_what_is_streamed_is_the_text(folder, capsys):

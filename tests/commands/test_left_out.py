@@ -9,7 +9,7 @@ import numpy_minimind as nm
 from numpy_minimind.cli import main
 from numpy_minimind.data import corpora
 from numpy_minimind.data.corpora import JsonLinesCorpus, TextCorpus
-from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 from tests.commands.conftest import SMALL
 from tests.helpers import peak_bytes
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from numpy_minimind.cli import main
-from numpy_minimind.commands.show_labels import BYTES, DOT, LEGEND, pad, parts, spelled, visible, width
+from numpy_minimind.commands.show_labels import DOT, LEGEND, pad, parts, spelled, visible, width
 from numpy_minimind.data.batches import IGNORE, Row
-from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
@@ -94,15 +94,6 @@ def test_a_character_in_several_tokens_is_shown_by_its_bytes_and_at_its_end(fold
     assert spelled(broken, tokenizer) == ["\\xc3", "a", "\\xa9"]
 
 
-def test_the_alphabet_of_bytes_is_that_of_the_library():
-    from tokenizers import pre_tokenizers
-
-    assert sorted(BYTES) == sorted(pre_tokenizers.ByteLevel.alphabet()) and sorted(BYTES.values()) == list(range(256))
-    for text in ("犇", "\x00\n ~\u00ad"):
-        ((shown, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-        assert bytes(BYTES[c] for c in shown) == text.encode()
-
-
 def test_widths_are_those_of_a_terminal():
     assert width("a你，😀é") == 1 + 2 + 2 + 2 + 1
     assert width(unicodedata.normalize("NFD", "é")) == 1
@@ -177,7 +168,7 @@ def test_a_file_that_is_not_there_names_the_prefixes(capsys, folder, file):
 def test_a_tokenizer_of_characters_is_refused_without_a_line(capsys, sft, tmp_path):
     CharTokenizer("ab").save(tmp_path / "char")
     error = show(capsys, sft, "--tokenizer", tmp_path / "char", code=2).err
-    assert error.startswith("error: a conversation needs marks for its turns")
+    assert error.startswith("error: a tokenizer of characters has no chat template")
 
 
 def test_a_run_or_a_file_of_weights_stands_for_its_tokenizer(capsys, folder, sft, tmp_path):

@@ -9,8 +9,7 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.checkpoint.resume import load_resume
 from numpy_minimind.cli import main
-from numpy_minimind.commands.generate import prompt_ids
-from numpy_minimind.text.load import PretrainedTokenizer
+from numpy_minimind.text import PretrainedTokenizer, prompt_ids
 from tests.commands.conftest import run
 from tests.commands.test_train import assert_same_run, metrics
 
@@ -189,14 +188,14 @@ def test_a_model_s_folder_says_whether_prompts_begin_with_bos(files, pretrained,
     assert main([*flags, "--out", str(tmp_path / "text")]) == 0
     for folder, bos in ((pretrained, [1]), (tmp_path / "text", [])):
         tokenizer = nm.load_tokenizer(folder)
-        assert tokenizer.begins_with_bos is bool(bos) and not tokenizer.add_bos_token
+        assert tokenizer.begins_with_bos is bool(bos) and not tokenizer.tokenizer_config["add_bos_token"]
         assert prompt_ids(tokenizer, "猫") == bos + tokenizer.encode("猫")
 
 
 def test_a_tokenizer_of_characters_is_refused_for_conversations(files, trained, tmp_path, capsys):
     flags = ["train", "--corpus", f"sft:{files / 'sft.jsonl'}", "--init-from", str(trained), *SMALL]
     assert main([*flags, "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith("error: a conversation needs marks for its turns, and this tokenizer")
+    assert capsys.readouterr().err.startswith("error: a tokenizer of characters has no chat template")
 
 
 def test_a_small_file_holds_nothing_out_and_says_so(files, pretrained, tmp_path, capsys):

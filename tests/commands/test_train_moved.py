@@ -12,7 +12,7 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.cli import main
-from numpy_minimind.text.load import PretrainedTokenizer
+from numpy_minimind.text import PretrainedTokenizer
 from tests.commands.test_train import assert_same_run
 
 TEXT = "".join(f"line {i}: the quick brown fox, 狐狸 {i * i}.\n" for i in range(60))

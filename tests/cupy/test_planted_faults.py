@@ -61,8 +61,8 @@ FAULTS = {
         "host.__setitem__(slice(None), y)", TypeError, "host.__setitem__(..., to_numpy(y))"
     ),
     # Host arrays among those of the device.
-    "a host array added": Fault("x + host", TypeError, "x + like(host, x)"),
-    "a host array on the left": Fault("host * x", TypeError, "like(host, x) * x"),
+    "a host array added": Fault("x + host", TypeError, "x + to_device_of(host, x)"),
+    "a host array on the left": Fault("host * x", TypeError, "to_device_of(host, x) * x"),
     "a host array in place": Fault("x.__iadd__(host)", TypeError, "x.__iadd__(y)"),
     "a product with a host array": Fault("x @ host", TypeError, "x @ y"),
     "a host array of no axes": Fault("x * np.array(2.0, np.float32)", TypeError, "x * 2.0"),
@@ -194,7 +194,7 @@ def names(on: Any) -> dict[str, Any]:
     """What the lines above can use; `on` makes an array of the backend."""
     import operator
 
-    from numpy_minimind.backend import like
+    from numpy_minimind.backend import to_device_of
 
     rng = np.random.default_rng(0)
     host = rng.standard_normal(4).astype(np.float32)
@@ -210,8 +210,9 @@ def names(on: Any) -> dict[str, Any]:
         "s": np.array(1.5, np.float32),
         "n": np.array(2),
     }
-    tools = {"np": np, "math": math, "operator": operator, "host": host, "to_numpy": to_numpy, "like": like}
-    return {**{name: on(a) for name, a in arrays.items()}, **tools}
+    modules = {"np": np, "math": math, "operator": operator}
+    tools = {"host": host, "to_numpy": to_numpy, "to_device_of": to_device_of}
+    return {**{name: on(a) for name, a in arrays.items()}, **modules, **tools}
 
 
 @pytest.fixture
@@ -342,7 +343,7 @@ IN_LAYERS = {
     ),
     "ids of the host in the embedding": Planted(
         "model:MiniMindModel.forward",
-        "like(input_ids, self.embed_tokens.weight.data)",
+        "to_device_of(input_ids, self.embed_tokens.weight.data)",
         "input_ids",
         "model",
     ),

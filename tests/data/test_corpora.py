@@ -14,7 +14,7 @@ from numpy_minimind.data.corpora import (
     sentences_a_row,
     split_text,
 )
-from numpy_minimind.text.load import CharTokenizer
+from numpy_minimind.text import CharTokenizer
 
 
 @pytest.fixture(scope="module", params=toy_language.EDITIONS, ids=["today", "first edition"])

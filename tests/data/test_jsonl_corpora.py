@@ -10,7 +10,7 @@ import pytest
 import numpy_minimind as nm
 from numpy_minimind.data.batches import IGNORE, pad_labelled
 from numpy_minimind.data.corpora import JsonLinesCorpus, load_corpus, short_name, split_lines
-from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.training import AdamW, Trainer
 
 pytest.importorskip("jinja2")
@@ -178,7 +178,10 @@ def test_a_line_that_fails_later_is_named_by_its_number(tmp_path, conversations,
 def test_a_tokenizer_that_cannot_write_a_conversation_is_refused_before_the_first_line(tmp_path, trained):
     bare = PretrainedTokenizer(trained.tokenizer_json, {})
     for tokenizer, message in (
-        (CharTokenizer.from_text("abc"), r"^a conversation needs marks .* only characters: .* --tokenizer bpe:N"),
+        (
+            CharTokenizer.from_text("abc"),
+            r"^a tokenizer of characters .* marks for its turns: .* --tokenizer bpe:N",
+        ),
         (bare, "has no chat template"),
     ):
         with pytest.raises(ValueError, match=message) as caught:

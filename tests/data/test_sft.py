@@ -19,7 +19,7 @@ from numpy_minimind.data.sft import (
     messages_and_tools,
     render,
 )
-from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")

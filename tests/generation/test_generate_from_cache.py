@@ -5,7 +5,7 @@ import pytest
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.generation.loop import generate
-from numpy_minimind.generation.prefill import read
+from numpy_minimind.generation.prefill import prefill
 from tests.helpers import V, assert_close, config, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -80,7 +80,7 @@ def test_parts_give_the_logits_and_the_cache_of_the_whole(model, size, mask, mon
     whole, cache = model.new_cache(3, 12), model.new_cache(3, 12)
     right = model(LONG, attention_mask=mask, cache=whole, logits_to_keep=1)
     parts_of(size, monkeypatch)
-    assert_close(read(model, LONG, cache, mask), right)
+    assert_close(prefill(model, LONG, cache, mask), right)
     assert cache.length == whole.length == 10
     np.testing.assert_array_equal(cache.mask, whole.mask)
     rows, columns = np.nonzero(np.ones_like(MASK) if mask is None else mask)
@@ -109,5 +109,5 @@ def test_a_part_is_so_many_tokens_of_all_rows_together(rows, sizes, monkeypatch)
     def model(ids, attention_mask, cache, logits_to_keep):
         fed.append(ids.shape)
 
-    read(model, np.full((rows, 20), 5), None)
+    prefill(model, np.full((rows, 20), 5), None)
     assert fed == [(rows, size) for size in sizes]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import numpy_minimind as nm
-from numpy_minimind.measuring.clocks import interleaved, seconds_of, spread
+from numpy_minimind.measuring.clocks import Stopwatch, interleaved, seconds_of, spread
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
 from numpy_minimind.training import AdamW, clip_grad_norm
 
@@ -33,6 +33,18 @@ def test_spread_and_seconds():
     assert seconds_of(lambda: time.sleep(0.01)) >= 0.01
 
 
+def test_a_stopwatch_adds_up_the_calls_of_several_functions_those_that_fail_too():
+    stopwatch = Stopwatch()
+    doze, fail = stopwatch.timed(time.sleep), stopwatch.timed(lambda: time.sleep(0.01) or 1 / 0)
+    doze(0.01)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert stopwatch.seconds >= 0.02 and doze.__name__ == "sleep"
+    seconds = stopwatch.seconds
+    time.sleep(0.01)
+    assert stopwatch.seconds == seconds
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_measured_step_is_a_training_step(threads):
     """Watching changes nothing: the losses are those of the same steps written out."""
@@ -40,6 +52,8 @@ def test_the_measured_step_is_a_training_step(threads):
     model = nm.MiniMindForCausalLM(CONFIG, rng=np.random.default_rng(0))
     optimizer = AdamW(model.named_parameters(), lr=1e-4)
     for _ in range(3):
+        for stopwatch in step.stopwatches:
+            stopwatch.seconds = 100.0  # of the call before, which does not count
         seconds = step()
         model.zero_grad()
         loss = model.loss_and_grad_shifted(step.inputs, step.targets).loss

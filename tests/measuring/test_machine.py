@@ -17,7 +17,7 @@ from numpy_minimind.measuring.machine import (
     peak_resident_bytes,
     resident_bytes,
 )
-from numpy_minimind.training.run_folder import blas_threads
+from numpy_minimind.threads import blas_threads
 
 MIB = 2**20
 

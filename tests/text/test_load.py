@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from numpy_minimind.checkpoint import CheckpointError, DamagedFileError
 from numpy_minimind.text import CharTokenizer, PretrainedTokenizer, load_tokenizer
-from numpy_minimind.text.load import SPECIAL_TOKENS
+from numpy_minimind.text.char import SPECIAL_TOKENS
 
 HARD = "我喜欢猫。\n\r\n\t  é e\u0301 👩‍👩‍👧 🇨🇳 \u200b\ufeff\x00\x85\u2028'\"\\ \U0010ffff"
 TEXTS = st.text() | st.text(st.sampled_from(HARD + "ab<|>"))
@@ -34,7 +34,7 @@ def test_ids_are_in_the_order_of_code_points() -> None:
     assert t.encode("😀猫 ab") == [7, 6, 3, 4, 5]
     assert t.decode([7, 6, 3, 4, 5]) == "😀猫 ab"
     assert (t.pad_token_id, t.unk_token_id, t.bos_token_id, t.eos_token_id) == (0, 0, 1, 2)
-    assert t.add_bos_token is False
+    assert t.begins_with_bos is False
 
 
 def test_order_and_repetition_of_the_characters_do_not_matter() -> None:
@@ -77,8 +77,8 @@ def test_encoding_by_table_is_encoding_by_search(known: str, text: str) -> None:
 
 
 def test_the_bos_token_may_be_the_end_mark() -> None:
-    t = CharTokenizer("ab", bos_token="<|im_end|>", add_bos_token=True)
-    assert (t.bos_token_id, t.eos_token_id, t.add_bos_token) == (2, 2, True)
+    t = CharTokenizer("ab", bos_token="<|im_end|>", begins_with_bos=True)
+    assert (t.bos_token_id, t.eos_token_id, t.begins_with_bos) == (2, 2, True)
     assert t.encode("ab") == [3, 4]  # adding it is for who writes prompts
     with pytest.raises(ValueError, match="bos_token must be one of"):
         CharTokenizer("ab", bos_token="<s>")
@@ -112,7 +112,7 @@ def test_a_corpus_of_millions_is_encoded_without_a_loop() -> None:
 # -- files -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"bos_token": "<|im_end|>", "add_bos_token": True}])
+@pytest.mark.parametrize("options", [{}, {"bos_token": "<|im_end|>", "begins_with_bos": True}])
 def test_a_saved_tokenizer_comes_back(tmp_path: Path, options: dict[str, Any]) -> None:
     t = CharTokenizer(HARD, **options)
     t.save(tmp_path / "m")
@@ -120,7 +120,7 @@ def test_a_saved_tokenizer_comes_back(tmp_path: Path, options: dict[str, Any]) -
         again = load_tokenizer(path)
         assert isinstance(again, CharTokenizer)
         assert again.characters == t.characters
-        assert (again.bos_token_id, again.add_bos_token) == (t.bos_token_id, t.add_bos_token)
+        assert (again.bos_token_id, again.begins_with_bos) == (t.bos_token_id, t.begins_with_bos)
 
 
 def test_characters_need_numpy_alone(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_characters_need_numpy_alone(tmp_path: Path) -> None:
 
 
 def test_the_config_says_what_transformers_asks(tmp_path: Path) -> None:
-    CharTokenizer("ab", bos_token="<|im_end|>", add_bos_token=True).save(tmp_path)
+    CharTokenizer("ab", bos_token="<|im_end|>", begins_with_bos=True).save(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert (config["bos_token"], config["eos_token"], config["add_bos_token"]) == ("<|im_end|>", "<|im_end|>", True)
@@ -213,7 +213,6 @@ def test_any_other_tokenizer_is_the_library_s(tmp_path: Path) -> None:
     assert t.decode(np.array([4, 5, 2]), skip_special_tokens=False) == "ab<|im_end|>"
     assert t.encode_array("ab").dtype == np.int32
     assert (t.vocab_size, t.bos_token_id, t.eos_token_id, t.pad_token_id, t.unk_token_id) == (6, 1, 2, 0, 0)
-    assert t.add_bos_token is False
     with pytest.raises(ValueError, match="id 6 is outside the tokenizer's vocabulary of 6"):
         t.decode([6])
 
@@ -228,7 +227,7 @@ def test_a_tokenizer_json_alone_has_no_roles(tmp_path: Path) -> None:
     edited(tmp_path, normalizer={"type": "Lowercase"})
     (tmp_path / "tokenizer_config.json").unlink()
     t = load_tokenizer(tmp_path)
-    assert (t.bos_token_id, t.eos_token_id, t.add_bos_token) == (None, None, False)
+    assert (t.bos_token_id, t.eos_token_id, t.begins_with_bos) == (None, None, None)
 
 
 def test_special_tokens_may_be_spelled_with_properties(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_special_tokens_may_be_spelled_with_properties(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<|im_end|>", "lstrip": False}, "eos_token": None, "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8-sig")  # with a byte order mark
     t = load_tokenizer(tmp_path)
-    assert (t.bos_token_id, t.eos_token_id, t.add_bos_token) == (2, None, True)
+    assert (t.bos_token_id, t.eos_token_id, t.begins_with_bos) == (2, None, None)  # who trained it does not say
 
 
 @pytest.mark.parametrize("normalizer", [None, {"type": "Lowercase"}])

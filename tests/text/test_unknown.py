@@ -7,7 +7,7 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.data.left_out import LeftOut, Unknown
-from numpy_minimind.text.load import CharTokenizer, PretrainedTokenizer
+from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
