@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.files import CheckpointError, read_json
 from numpy_minimind.foreign import missing
-from numpy_minimind.shapes import HEAD, TABLE, parameter_shapes
+from numpy_minimind.messages import misfits
+from numpy_minimind.shapes import HEAD, TABLE, Shape, parameter_shapes
 
 CONFIG = "config.json"
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -132,15 +134,13 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
 def _misfits(weights: Tensors, config: MiniMindConfig) -> list[str]:
     # So few more than there are: what is cut off could only be missing, too.
     expected = dict(itertools.islice(parameter_shapes(config), len(weights) + MAX_FAULTS + 1))
-    faults = [f"missing: {name}" for name in expected if name not in weights]
-    faults += [f"unexpected: {name}" for name in weights if name not in expected]
-    for name, shape in expected.items():
-        tensor = weights.get(name)
-        if tensor is not None and tensor.shape != shape:
-            faults.append(f"wrong shape: {name} is {tensor.shape}, expected {shape}")
-        elif tensor is not None and tensor.stored not in FLOATS:
-            faults.append(f"wrong dtype: {name} is stored as {tensor.stored}, expected floats")
-    return faults
+    return misfits(weights, expected, _other_tensor)
+
+
+def _other_tensor(tensor: StoredTensor, shape: Shape) -> tuple[str, Any, Any] | None:
+    if tensor.shape != shape:
+        return "shape", tensor.shape, shape
+    return None if tensor.stored in FLOATS else ("dtype", f"stored as {tensor.stored}", "floats")
 
 
 def split_experts(weights: Tensors) -> Tensors:
