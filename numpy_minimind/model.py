@@ -22,6 +22,7 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
+from numpy_minimind.shapes import HEAD, TABLE
 
 # Tokens from which FlashAttention is faster than the table of all scores, as measured on its page.
 LONG = 128
@@ -102,14 +103,11 @@ class MiniMindModel(Layer):
         self, config: MiniMindConfig, *, rng: np.random.Generator | None = None, dtype: Any = np.float32
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
-        assert config.head_dim is not None
         self.checkpoint_activations = False
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rng=rng, dtype=dtype)
         self.layers = [Block(config, rng=rng, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.rotary_emb = RotaryEmbedding(
-            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
-        )
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
     def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
         x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
@@ -345,7 +343,6 @@ class MiniMindForCausalLM(Layer):
                 f"a cache needs batch_size >= 1 and 1 <= max_tokens <= {limit} (max_position_embeddings), "
                 f"got {batch_size} and {max_tokens}"
             )
-        assert self.config.head_dim is not None
         return KVCache(
             self.model.embed_tokens.weight.data,
             self.config.num_hidden_layers,
@@ -369,15 +366,13 @@ class MiniMindForCausalLM(Layer):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """As `Layer.load_state_dict`; a tied model also accepts an equal ``lm_head.weight`` and refuses another."""
-        name, table = "lm_head.weight", "model.embed_tokens.weight"
-        if self.config.tie_word_embeddings and name in state:
-            if table in state and not np.array_equal(to_numpy(state[name]), to_numpy(state[table]), equal_nan=True):
+        if self.config.tie_word_embeddings and HEAD in state:
+            if TABLE in state and not np.array_equal(to_numpy(state[HEAD]), to_numpy(state[TABLE]), equal_nan=True):
                 raise ValueError(
-                    f"{name} differs from {table}, but the config ties them (tie_word_embeddings): "
+                    f"{HEAD} differs from {TABLE}, but the config ties them (tie_word_embeddings): "
                     "load into an untied model, or drop one of them"
                 )
-            rest = {key: value for key, value in state.items() if key != name}
-            state = rest if table in state else {**rest, table: state[name]}
+            state = {TABLE: state[HEAD], **{name: value for name, value in state.items() if name != HEAD}}
         super().load_state_dict(state, strict)
 
     # -- the public boundary -------------------------------------------------------------------------------------

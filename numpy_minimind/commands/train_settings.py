@@ -18,6 +18,7 @@ from numpy_minimind.commands.train_resume import find_corpus
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.data.corpora import Corpus, NewTokenizer, ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.shapes import same_shapes
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.text.pretrained import PretrainedTokenizer
 from numpy_minimind.text.tokenizer import Tokenizer
@@ -28,11 +29,6 @@ from numpy_minimind.training.parallel import ThreadedGradients, worthwhile_threa
 from numpy_minimind.training.run_folder import RunFolder
 from numpy_minimind.training.trainer import Trainer
 
-# Fields of a config on which the shapes of the weights depend.
-SHAPES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "tie_word_embeddings", "use_moe", "num_experts", "moe_intermediate_size",
-)  # fmt: skip
 BETAS = (0.9, 0.99)  # of runs of a thousand steps; AdamW's own 0.999 remembers too long for them
 
 
@@ -134,8 +130,8 @@ def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Token
     if unknown:
         raise ValueError(f"unknown config field {', '.join(unknown)}")
     for field, value in changes.items():
-        own = getattr(model.config, field)
-        if field in SHAPES and value != own:
+        if not same_shapes(replace(model.config, **{field: value}), model.config):
+            own = getattr(model.config, field)
             raise ValueError(f"--set {field}={value} does not fit the weights of {path}, where it is {own}")
     if changes:
         changed = MiniMindForCausalLM(replace(model.config, **changes), rng=np.random.default_rng(0))

@@ -80,7 +80,6 @@ class Attention(Layer):
             config.num_key_value_heads,
             config.head_dim,
         )
-        assert H is not None
         self.head_dim = H
         self.q_proj = Linear(D, N * H, rng=rng, dtype=dtype)
         self.k_proj = Linear(D, K * H, rng=rng, dtype=dtype)

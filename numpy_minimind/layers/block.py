@@ -73,7 +73,6 @@ class Block(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         D, F = config.hidden_size, config.intermediate_size
-        assert F is not None
         self.input_layernorm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
         self.self_attn = Attention(config, rng=rng, dtype=dtype)
         self.post_attention_layernorm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)

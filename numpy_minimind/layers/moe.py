@@ -97,7 +97,6 @@ class MoE(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         D, F, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        assert F is not None
         self.k, self.norm, self.coef = (
             config.num_experts_per_tok,
             config.norm_topk_prob,
