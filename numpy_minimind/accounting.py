@@ -19,8 +19,9 @@ from numpy_minimind.layer import Layer
 from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention
 from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
-from numpy_minimind.products import forward_products, shares
+from numpy_minimind.products import forward_products
 from numpy_minimind.shapes import parameter_shapes
+from numpy_minimind.sharing import even_sizes
 
 IDS = 8  # bytes of an id, or of an index
 
@@ -106,7 +107,7 @@ def memory(
     """
     weights = parameters(config)["total"] * bytes_per_number
     threads = min(threads, batch)
-    parts = shares(batch, threads)
+    parts = even_sizes(batch, threads)
     pairs = [_activations(config, rows, tokens, bytes_per_number, checkpoint_activations) for rows in parts]
     activations, working = (sum(numbers) for numbers in zip(*pairs))
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * bytes_per_number

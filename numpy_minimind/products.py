@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.sharing import even_sizes
 
 
 class Operand(NamedTuple):
@@ -94,11 +95,6 @@ def training_products(config: MiniMindConfig, batch: int, tokens: int) -> list[P
     return forward + [p for f in reversed(forward) for p in backward(f)]
 
 
-def shares(total: int, parts: int) -> list[int]:
-    """Cut `total` into parts that differ by at most one."""
-    return [(i + 1) * total // parts - i * total // parts for i in range(parts)]
-
-
 def _block(config: MiniMindConfig, layer: int, B: int, T: int, S: int) -> Iterator[Product]:
     """Yield the products of one block, forward."""
     D, N, K, H = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -117,7 +113,7 @@ def _feed_forward(config: MiniMindConfig, layer: int, M: int) -> Iterator[Produc
     """Yield the products of SwiGLU, or of the router and its experts."""
     D, F, served = config.hidden_size, config.intermediate_size, [M]
     if config.use_moe:
-        F, served = config.moe_intermediate_size, shares(M * config.num_experts_per_tok, config.num_experts)
+        F, served = config.moe_intermediate_size, even_sizes(M * config.num_experts_per_tok, config.num_experts)
         yield _linear("mlp", Operand("m", layer, (M, D)), "router", layer, config.num_experts)
     for e, m in enumerate(served):
         if m:

@@ -167,7 +167,7 @@ def test_computing_blocks_again_trains_the_same_bit_for_bit_in_less_memory():
     for again in (False, True):
         for threads in (1, 2):
             trainer = trainer_of(config, 4, 64, threads, again)
-            assert [r.model.checkpoint_activations for r in trainer.parallel.replicas] == [again] * (threads - 1)
+            assert [r.model.checkpoint_activations for r in trainer.gradients_of.replicas] == [again] * (threads - 1)
             for _ in range(3):
                 trainer.step()
             trainers.append(trainer)

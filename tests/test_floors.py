@@ -19,7 +19,7 @@ ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (pat
 NAMES = "__init__"  # the package's own names
 
 FLOORS = (
-    {"backend", "config", "files", "fonts", "foreign", "lazy", "messages", "threads", "yarn"},
+    {"backend", "config", "files", "fonts", "foreign", "lazy", "messages", "sharing", "threads", "yarn"},
     {"layer", "products", "shapes"},
     {"layers"},
     {"model", "generation"},

@@ -7,7 +7,8 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind import accounting
-from numpy_minimind.products import backward, forward_products, shares, training_products
+from numpy_minimind.products import backward, forward_products, training_products
+from numpy_minimind.sharing import even_sizes
 
 SMALL = {
     "hidden_size": 24,
@@ -71,9 +72,8 @@ def test_one_new_token_looks_at_all_keys_and_a_prompt_needs_one_row_of_logits(na
 
 def test_shards_are_the_whole_batch_in_parts():
     config = config_of("dense")
-    assert shares(7, 3) == [2, 2, 3] and sum(shares(5, 4)) == 5
     whole = sum(p.flops for p in training_products(config, 7, 9))
-    assert sum(p.flops for rows in shares(7, 3) for p in training_products(config, rows, 9)) == whole
+    assert sum(p.flops for rows in even_sizes(7, 3) for p in training_products(config, rows, 9)) == whole
 
 
 @each_config

@@ -24,7 +24,6 @@ from numpy_minimind.commands.nearby import suggesting
 from numpy_minimind.commands.next_steps import next_steps
 from numpy_minimind.commands.places import beside
 from numpy_minimind.commands.progress import Progress, attempt, say, warn
-from numpy_minimind.commands.together import together
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_profile import profile
 from numpy_minimind.commands.train_resume import resumed_settings
@@ -35,7 +34,7 @@ from numpy_minimind.data.batches import IGNORE, Batch
 from numpy_minimind.data.corpora import Corpus, ToyCorpus, is_jsonl, short_name
 from numpy_minimind.generation.loop import generate
 from numpy_minimind.threads import one_blas_thread
-from numpy_minimind.training.distributed import Ranks, digest_of
+from numpy_minimind.training.distributed import Ranks, digest_of, process_group
 from numpy_minimind.training.interrupt import StopRequest
 from numpy_minimind.training.run_folder import RunFolder, environment
 from numpy_minimind.training.trainer import StepReport, Trainer, TrainingDiverged, evaluate
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Train; started by `mpiexec -n N`, as one of N processes."""
     if args.profile:
         return profile(args)
-    with together() as ranks:
+    with process_group() as ranks:
         if args.out is None:
             raise ValueError("--out DIR is missing: the folder of the run")
         result = _run(args, ranks)
@@ -121,12 +120,12 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
             arrays.clear()
         else:
             left_out.require_known()
-        ranks.share(trainer)
+        ranks.broadcast(trainer)
         kind = _Run if ranks.rank == 0 else _Helper
         sitting = kind(folder, settings, corpus, trainer, ranks, stored.get("seconds", 0.0), left_out.notes)
         with StopRequest(sitting.announce_stop) as stop:
             if not args.resume:
-                ranks.first(lambda: folder.create(args.overwrite))
+                ranks.run_on_rank_0(lambda: folder.create(args.overwrite))
             return sitting.go(args.stop_after, stop)
 
 
@@ -185,7 +184,7 @@ class _Run:
         try:
             with Progress(first, last) as progress:
                 self.save()
-                self.ranks.first(lambda: self.clear(first))
+                self.ranks.run_on_rank_0(lambda: self.clear(first))
                 self.loop(last, stop, progress)
         except TrainingDiverged as error:
             where = f"the last good checkpoint, of step {self.saved}, is in {self.folder.path}"
@@ -274,7 +273,7 @@ class _Run:
         """Let rank 0 write a checkpoint, of weights that all ranks share."""
         if self.ranks.size > 1:
             self.ranks.require_same("set of weights", digest_of(self.trainer.model))
-        self.ranks.first(self.write)
+        self.ranks.run_on_rank_0(self.write)
         self.saved = self.trainer.t
 
     def write(self) -> None:

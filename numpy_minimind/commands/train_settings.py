@@ -22,9 +22,10 @@ from numpy_minimind.shapes import same_shapes
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.text.pretrained import PretrainedTokenizer
 from numpy_minimind.text.tokenizer import Tokenizer
+from numpy_minimind.threads import Threads
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.distributed import DistributedModel, Ranks
-from numpy_minimind.training.parallel import worthwhile_threads
+from numpy_minimind.training.distributed import DistributedGradients, Ranks
+from numpy_minimind.training.parallel import ThreadedGradients, worthwhile_threads
 from numpy_minimind.training.run_folder import RunFolder
 from numpy_minimind.training.trainer import Trainer
 
@@ -167,7 +168,9 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
     corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short
     stream = corpus.stream(settings["batch_size"], settings["seq_len"], np.random.default_rng([settings["seed"], 1]))
     optimizer = AdamW(model.named_parameters(), lr=settings["lr"], betas=BETAS, weight_decay=settings["weight_decay"])
-    trainer = Trainer(
+    threads = Threads(settings["threads"])
+    local = ThreadedGradients(model, threads)
+    return Trainer(
         model,
         optimizer,
         stream,
@@ -176,11 +179,9 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
         warmup=settings["warmup"],
         clip=settings["clip"],
         accumulate=settings["accumulate"],
-        threads=settings["threads"],
+        threads=threads,
+        gradients_of=local if ranks.size == 1 else DistributedGradients(local, model, ranks),
     )
-    if ranks.size > 1:
-        trainer.parallel = DistributedModel(trainer.parallel, ranks)
-    return trainer
 
 
 def _tokenizer(name: str) -> Tokenizer | NewTokenizer | None:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.sharing import even_sizes
+
 IGNORE = -100  # the label of a position that does not count
 
 
@@ -25,6 +27,12 @@ class Batch(NamedTuple):
     def n_tokens(self) -> int:
         """Labels that count."""
         return int((self.targets != IGNORE).sum())
+
+    def split(self, parts: int) -> list[Batch]:
+        """Cut the batch by rows, into parts as equal as can be."""
+        cuts = np.cumsum(even_sizes(len(self.inputs), parts))[:-1]
+        arrays = [[None] * parts if array is None else np.split(array, cuts) for array in self]
+        return [Batch(*part) for part in zip(*arrays)]
 
 
 class Row(NamedTuple):

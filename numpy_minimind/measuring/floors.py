@@ -15,7 +15,8 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, synchronize, to_device
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.products import Operand, Product, forward_products, shares, training_products
+from numpy_minimind.products import Operand, Product, forward_products, training_products
+from numpy_minimind.sharing import even_sizes
 from numpy_minimind.threads import Threads, one_blas_thread
 
 Arrays = dict[tuple[str, int | None], Any]
@@ -101,7 +102,7 @@ def _cut(products: Callable[[int], list[Product]], batch: int, threads: int, dev
     weights: Arrays = {}
     floors = {"whole": Floor([products(batch)], weights, device)}
     if min(threads, batch) > 1:
-        floors["shards"] = Floor([products(rows) for rows in shares(batch, min(threads, batch))], weights)
+        floors["shards"] = Floor([products(rows) for rows in even_sizes(batch, min(threads, batch))], weights)
     return floors
 
 

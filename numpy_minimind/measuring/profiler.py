@@ -211,8 +211,8 @@ def profile_steps(trainer: Trainer, steps: int = 5, warm_up: int = 2) -> StepPro
     profile, seconds = Profile(trainer.model), 0.0
     with (
         profile.running(),
-        profile.watching(training_loop, "sum_of_squares", "clip_grad_norm"),  # its first half
-        profile.watching(training_loop, "clip_grad_norm", "clip_grad_norm"),
+        profile.watching(training_loop, "global_norm", "clip_grad_norm"),
+        profile.watching(training_loop, "scale_down", "clip_grad_norm"),
         profile.watching(trainer.optimizer, "step", "AdamW.step"),
     ):
         for _ in range(steps):

@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 
-from numpy_minimind.backend import keep_freed_memory, synchronize
+from numpy_minimind.backend import keep_freed_memory, read_numbers, synchronize
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.data.batches import Batch
 from numpy_minimind.generation.prefill import prefill
 from numpy_minimind.layers.flash_attention import FlashAttention
 from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct
@@ -19,7 +20,7 @@ from numpy_minimind.measuring.clocks import Stopwatch, seconds_of
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.parallel import ThreadedGradients
 
 
 class TrainStep:
@@ -50,10 +51,10 @@ class TrainStep:
         self.model = MiniMindForCausalLM(config, rng=rng)
         self.model.to(device)
         self.threads = Threads(threads)
-        self.parallel = ParallelModel(self.model, self.threads)
+        self.gradients_of = ThreadedGradients(self.model, self.threads)
         self.optimizer = AdamW(self.model.named_parameters(), lr=1e-4)
-        self.inputs, self.targets = rng.integers(config.vocab_size, size=(2, batch_size, seq_len))
-        models = [self.model, *self.parallel.replicas][:batch_size]
+        self.batch = Batch(*rng.integers(config.vocab_size, size=(2, batch_size, seq_len)))
+        models = [self.model, *self.gradients_of.replicas][:batch_size]
         self.stopwatches = [time_attention(model) for model in models]
         self.attention_seconds = self.optimizer_seconds = self.loss = 0.0
 
@@ -66,7 +67,7 @@ class TrainStep:
         for stopwatch in self.stopwatches:
             stopwatch.seconds = 0.0
         self.model.zero_grad()
-        self.loss = self.parallel.loss_and_grad_shifted(self.inputs, self.targets).loss
+        (self.loss,) = read_numbers(self.gradients_of(self.batch, self.batch.n_tokens).loss)
         self.optimizer_seconds = seconds_of(self.update)
         self.attention_seconds = statistics.mean(stopwatch.seconds for stopwatch in self.stopwatches)
 

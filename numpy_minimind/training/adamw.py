@@ -209,12 +209,7 @@ class AdamW:
                 )
 
 
-def clip_grad_norm(
-    named_parameters: Iterable[tuple[str, Parameter]],
-    max_norm: float,
-    mapper: Mapper = map,
-    squares: float | None = None,
-) -> float:
+def clip_grad_norm(named_parameters: Iterable[tuple[str, Parameter]], max_norm: float, mapper: Mapper = map) -> float:
     r"""Scale all gradients together so that their norm is at most `max_norm`.
 
     .. math:: \|g\| = \sqrt{\textstyle\sum g_i^2} \text{ over all parameters}, \qquad
@@ -230,8 +225,6 @@ def clip_grad_norm(
         Positive; infinity only measures.
     mapper : callable
         `map`, or what does the same with several threads: the result does not depend on their number.
-    squares : float, optional
-        The result of `sum_of_squares`, for who has read it already.
 
     Returns
     -------
@@ -251,23 +244,28 @@ def clip_grad_norm(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}; expected a positive number (infinity only measures)")
-    parameters = _distinct(named_parameters)
-    norm = math.sqrt(float(sum_of_squares(parameters.items(), mapper) if squares is None else squares))
+    gradients = [parameter.grad for parameter in _distinct(named_parameters).values()]
+    norm = float(global_norm(gradients, mapper))
+    scale_down(gradients, norm, max_norm, mapper)
+    return norm
+
+
+def global_norm(gradients: Iterable[Any], mapper: Mapper = map) -> Any:
+    """Return the norm of all gradients in float64, where they are: a GPU goes on computing until it is read."""
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinite norm is an answer, not an accident
+        squares = sum(mapper(_sum_of_squares, gradients))
+        return get_array_module(squares).sqrt(squares)
+
+
+def scale_down(gradients: Iterable[Any], norm: float, max_norm: float, mapper: Mapper = map) -> None:
+    """Scale gradients of this norm to `max_norm`, in place, if it is larger and finite."""
     if max_norm < norm < math.inf:
         scale = float(max_norm) / norm
 
         def shrink(g: Any) -> None:
             g *= scale
 
-        list(mapper(shrink, [parameter.grad for parameter in parameters.values()]))
-    return norm
-
-
-def sum_of_squares(named_parameters: Iterable[tuple[str, Parameter]], mapper: Mapper = map) -> Any:
-    """Return the sum of all g_i^2 in float64, where the gradients are: a GPU goes on computing until it is read."""
-    gradients = [parameter.grad for parameter in _distinct(named_parameters).values()]
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinite norm is an answer, not an accident
-        return sum(mapper(_sum_of_squares, gradients))
+        list(mapper(shrink, gradients))
 
 
 def _sum_of_squares(g: Any) -> Any:

@@ -9,19 +9,23 @@ same step. So the weights, which nobody sends around, stay equal to the last bit
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, to_numpy
-from numpy_minimind.data.batches import IGNORE
+from numpy_minimind.backend import get_array_module, read_numbers, to_numpy
+from numpy_minimind.data.batches import Batch
 from numpy_minimind.messages import install_command
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
 from numpy_minimind.threads import available_threads
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.gradients import GradientsOf
 from numpy_minimind.training.trainer import Trainer
 
 # How launchers tell a process the number of processes, and which of them it is.
@@ -69,6 +73,41 @@ def connect() -> Ranks:
     return Ranks(MPI.COMM_WORLD)
 
 
+PATIENCE = 3.0  # seconds between the first rank's error and the last one's, if it is an error of all
+
+
+@contextmanager
+def process_group() -> Iterator[Ranks]:
+    """Give the ranks that were launched together: one of them speaks, and none waits for one that has failed.
+
+    Rank 0 has the terminal. An error that all ranks meet (a bad flag, a loss that became NaN) passes through, for
+    rank 0 to print. An error of some (a full disk, a file that is not on that machine) is printed where it happened
+    and ends all ranks: the others may be waiting for this one in MPI, where nothing else reaches them.
+    """
+    rank, _ = launched()
+    if rank != 0:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = io.StringIO()  # what an error would be printed to, once all of them have failed
+    ranks = connect()
+    try:
+        yield ranks
+    except BaseException as error:
+        if not ranks.all_failed(PATIENCE):
+            _tell(error, ranks)
+            ranks.abort(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 2))
+        raise
+
+
+def _tell(error: BaseException, ranks: Ranks) -> None:
+    """Print the error of one rank where it is seen."""
+    stream = sys.__stderr__
+    expected = (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError, KeyboardInterrupt)
+    if not isinstance(error, expected) or os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
+        traceback.print_exception(error, file=stream)
+    what = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error or type(error).__name__}"
+    print(f"error: rank {ranks.rank} of {ranks.size} ends them all: {what}", file=stream, flush=True)
+
+
 class Ranks:
     """The processes that train together, as one of them sees them.
 
@@ -99,7 +138,7 @@ class Ranks:
 
         return f"{self.size} ({_vendor(MPI)})"
 
-    def add_up(self, array: Any) -> None:
+    def all_reduce(self, array: Any) -> None:
         """Replace a contiguous array, in place, by the sum of all ranks' arrays: the same bits on every rank."""
         if self.comm is None:
             return
@@ -136,7 +175,7 @@ class Ranks:
             if other != values[0]:
                 raise ValueError(f"rank {rank} of {self.size} has another {what} than rank 0: {other}, not {values[0]}")
 
-    def first(self, function: Callable[[], Any]) -> None:
+    def run_on_rank_0(self, function: Callable[[], Any]) -> None:
         """Call the function on rank 0 alone, while the others wait; what it raises is raised on every rank."""
         error = None
         if self.rank == 0:
@@ -149,7 +188,7 @@ class Ranks:
         if error is not None:
             raise error
 
-    def share(self, trainer: Trainer) -> None:
+    def broadcast(self, trainer: Trainer) -> None:
         """Give the trainer of every rank the state of rank 0's: weights, moments, counters, place in the data."""
         if self.comm is None:
             return
@@ -183,57 +222,43 @@ class Ranks:
         self.comm.Abort(code)
 
 
-class DistributedModel:
-    """A model whose losses and gradients are computed by several ranks, each with its own threads.
-
-    The batch is cut by rows into one part a rank, and each rank's part again by `ParallelModel` into one a thread.
-    The same numbers of ranks and threads give the same result bit for bit, other numbers one that differs by rounding.
-
-    With experts, the auxiliary loss is a product of means over the tokens of a part, weighted by the part's share of
-    the labels: the rule of micro-batches.
+class DistributedGradients:
+    """Gradients of a batch (`GradientsOf`), computed by several ranks, each of which may share its part again.
 
     Parameters
     ----------
-    local : ParallelModel
-        Of this rank. Its model's gradients become views of one flat array, so that one Allreduce adds all of them.
+    local : GradientsOf
+        Of this rank.
+    model : MiniMindForCausalLM
+        To which `local` adds them. Its gradients become views of one flat array, so that one Allreduce adds them all.
     ranks : Ranks
     """
 
-    def __init__(self, local: ParallelModel, ranks: Ranks) -> None:
-        self.local, self.ranks = local, ranks
+    def __init__(self, local: GradientsOf, model: MiniMindForCausalLM, ranks: Ranks) -> None:
+        self.local, self.model, self.ranks = local, model, ranks
         self.flat: Any = None
         self.views: list[Any] = []
 
-    def loss_and_grad_shifted(
-        self,
-        input_ids: np.ndarray,
-        targets: np.ndarray,
-        attention_mask: Any = None,
-        num_items_in_batch: Any = None,
-        read: bool = True,
-    ) -> LossAndGrad:
-        """As `MiniMindForCausalLM.loss_and_grad_shifted`: every rank is given the whole batch, and gets all of it.
+    def __call__(self, batch: Batch, n: int) -> LossAndGrad:
+        """Take the whole batch, as every rank does, and get all of its gradient.
 
         The losses are read in any case, to be sent to the other ranks.
         """
-        rank, size = self.ranks.rank, self.ranks.size
-        if len(input_ids) < size:
-            raise ValueError(f"a batch of {len(input_ids)} rows cannot be shared by {size} processes: each needs one")
+        rank, size, rows = self.ranks.rank, self.ranks.size, len(batch.inputs)
+        if rows < size:
+            raise ValueError(f"a batch of {rows} rows cannot be shared by {size} processes: each needs one")
         self._flatten_gradients()
         if rank != 0:
             self.flat.fill(0)  # gradients are added to those that are there, which must count once
-        n = int((targets != IGNORE).sum()) if num_items_in_batch is None else num_items_in_batch
-        rows = slice(rank * len(input_ids) // size, (rank + 1) * len(input_ids) // size)
-        mask = None if attention_mask is None else attention_mask[rows]
-        numbers = np.array(self.local.loss_and_grad_shifted(input_ids[rows], targets[rows], mask, n), np.float64)
-        self.ranks.add_up(self.flat)
-        self.ranks.add_up(numbers)
+        numbers = np.array(read_numbers(*self.local(batch.split(size)[rank], n)))
+        self.ranks.all_reduce(self.flat)
+        self.ranks.all_reduce(numbers)
         loss, ce_loss, aux_loss, n_tokens = numbers.tolist()
         return LossAndGrad(loss, ce_loss, aux_loss, int(n_tokens))
 
     def _flatten_gradients(self) -> None:
         """Make every gradient a view of one array, unless they are: `to` and `astype` replace them."""
-        parameters = [parameter for _, parameter in self.local.model.named_parameters()]
+        parameters = [parameter for _, parameter in self.model.named_parameters()]
         if self.views and all(parameter.grad is view for parameter, view in zip(parameters, self.views)):
             return
         xp = get_array_module(parameters[0].grad)

@@ -13,14 +13,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
-
 from numpy_minimind import accounting
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.batches import IGNORE
+from numpy_minimind.data.batches import Batch
 from numpy_minimind.layer import Parameter
 from numpy_minimind.model import LossAndGrad, MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
+from numpy_minimind.training.gradients import add_gradients
 
 # Operations of a block's forward pass, as accounting.py counts them, that make a thread worthwhile. Between NumPy's
 # calls threads take turns at Python's lock, and how long the calls are, the work of a block tells. Time of a step with
@@ -29,14 +28,8 @@ from numpy_minimind.threads import Threads, one_blas_thread
 WORTH_A_THREAD = 64_000_000
 
 
-class ParallelModel:
-    """A model whose losses and gradients are computed by several threads.
-
-    The batch is cut by rows into one part a thread, and the parts' gradients are added in the order of the rows: the
-    same number of threads gives the same result bit for bit, another number one that differs by rounding.
-
-    With experts, the auxiliary loss is a product of means over the tokens of a part, weighted by the part's share of
-    the labels: the rule of micro-batches.
+class ThreadedGradients:
+    """Gradients of a batch (`GradientsOf`), computed by several threads.
 
     Parameters
     ----------
@@ -49,30 +42,16 @@ class ParallelModel:
         self.model, self.threads = model, threads
         self.replicas = [replica_of(model) for _ in range(threads.count - 1)]
 
-    def loss_and_grad_shifted(
-        self,
-        input_ids: np.ndarray,
-        targets: np.ndarray,
-        attention_mask: Any = None,
-        num_items_in_batch: Any = None,
-        read: bool = True,
-    ) -> LossAndGrad:
-        """As `MiniMindForCausalLM.loss_and_grad_shifted`."""
-        models = [self.model, *self.replicas][: len(input_ids)]
+    def __call__(self, batch: Batch, n: int) -> LossAndGrad:
+        """Give each thread its rows; a batch may have fewer rows than there are threads."""
+        models = [self.model, *self.replicas][: len(batch.inputs)]
         if len(models) == 1:
-            return self.model.loss_and_grad_shifted(input_ids, targets, attention_mask, num_items_in_batch, read)
-        n = int((targets != IGNORE).sum()) if num_items_in_batch is None else num_items_in_batch
-
-        def part(i: int) -> LossAndGrad:
-            rows = slice(i * len(input_ids) // len(models), (i + 1) * len(input_ids) // len(models))
-            mask = None if attention_mask is None else attention_mask[rows]
-            return models[i].loss_and_grad_shifted(input_ids[rows], targets[rows], mask, n, read)
-
+            return add_gradients(self.model, batch, n)
         with one_blas_thread():
             for replica in models[1:]:
                 share_weights(self.model, replica)
             try:
-                parts = self.threads.map(part, range(len(models)))
+                parts = self.threads.map(lambda part: add_gradients(*part, n), zip(models, batch.split(len(models))))
             except BaseException:
                 for replica in models[1:]:
                     replica.zero_grad()  # what a part has added must not come into the next step

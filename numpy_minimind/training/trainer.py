@@ -19,8 +19,9 @@ from numpy_minimind.layer import Parameter
 from numpy_minimind.messages import misfits
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
-from numpy_minimind.training.adamw import AdamW, Mapper, clip_grad_norm, sum_of_squares
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.adamw import AdamW, Mapper, global_norm, scale_down
+from numpy_minimind.training.gradients import GradientsOf
+from numpy_minimind.training.parallel import ThreadedGradients
 from numpy_minimind.training.schedule import cosine_lr
 
 
@@ -40,6 +41,11 @@ class StepReport(NamedTuple):
     grad_norm: float  # before clipping
     tokens: int  # labels seen since the first step
     seconds: float  # of this step
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a step with as many labels as the average one."""
+        return self.tokens / self.step / self.seconds
 
 
 class Trainer:
@@ -61,8 +67,10 @@ class Trainer:
         Gradients are scaled down to this global norm.
     accumulate : int
         Batches whose gradients are added up for one update.
-    threads : int
-        Threads that share each batch (see `ParallelModel`).
+    threads : int or Threads
+        That update the weights, and compute the gradients unless `gradients_of` says who does.
+    gradients_of : GradientsOf, optional
+        By default `ThreadedGradients`, of the model and the threads.
 
     Attributes
     ----------
@@ -85,7 +93,8 @@ class Trainer:
         warmup: int = 0,
         clip: float = 1.0,
         accumulate: int = 1,
-        threads: int = 1,
+        threads: int | Threads = 1,
+        gradients_of: GradientsOf | None = None,
     ) -> None:
         if steps < 1 or accumulate < 1:
             raise ValueError(f"steps and accumulate must be at least 1, got {steps} and {accumulate}")
@@ -93,8 +102,8 @@ class Trainer:
             raise ValueError(f"clip must be positive, got {clip}")
         cosine_lr(1, steps, lr, warmup)  # says what is wrong before anything is computed
         self.model, self.optimizer, self.batches = model, optimizer, batches
-        self.threads = Threads(threads)
-        self.parallel: Any = ParallelModel(model, self.threads)  # or what stands in its place: DistributedModel
+        self.threads = threads if isinstance(threads, Threads) else Threads(threads)
+        self.gradients_of = gradients_of or ThreadedGradients(model, self.threads)
         self.steps, self.lr, self.warmup, self.clip, self.accumulate = steps, lr, warmup, clip, accumulate
         self.t = self.tokens = self.skipped_steps = 0
 
@@ -111,17 +120,14 @@ class Trainer:
             return self._step(time.perf_counter())
 
     def _step(self, began: float) -> StepReport:
-        mapper = self.threads.map
-        parameters = self.model.named_parameters()
-        list(mapper(Parameter.zero_grad, [parameter for _, parameter in parameters]))
+        mapper, parameters = self.threads.map, self.optimizer.parameters.values()
+        mapper(Parameter.zero_grad, parameters)
         batches = [next(self.batches) for _ in range(self.accumulate)]
         n = sum(batch.n_tokens for batch in batches)
-        parts = [
-            self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False)
-            for batch in batches
-        ]
-        loss, ce_loss, squares = read_numbers(  # a GPU is waited for here, once a step
-            sum(part.loss for part in parts), sum(part.ce_loss for part in parts), sum_of_squares(parameters, mapper)
+        parts = [self.gradients_of(batch, n) for batch in batches]
+        gradients = [parameter.grad for parameter in parameters]
+        loss, ce_loss, grad_norm = read_numbers(  # a GPU is waited for here, once a step
+            sum(part.loss for part in parts), sum(part.ce_loss for part in parts), global_norm(gradients, mapper)
         )
         if not math.isfinite(loss):
             raise TrainingDiverged(
@@ -130,8 +136,8 @@ class Trainer:
         self.t += 1
         self.tokens += n
         lr = cosine_lr(self.t, self.steps, self.lr, self.warmup)
-        grad_norm = clip_grad_norm(parameters, self.clip, mapper, squares)
         if math.isfinite(grad_norm):
+            scale_down(gradients, grad_norm, self.clip, mapper)
             self.optimizer.step(lr, mapper)
         else:
             self.skipped_steps += 1

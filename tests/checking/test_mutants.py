@@ -76,9 +76,9 @@ def test_a_mutant_is_gone_after_an_exception():
 
 def test_a_function_is_exchanged_wherever_it_was_imported():
     with mutant("clip-scales-up").apply():
-        assert trainer.clip_grad_norm is adamw.clip_grad_norm
-        assert adamw.clip_grad_norm.__code__.co_filename.startswith("<")
-    assert not adamw.clip_grad_norm.__code__.co_filename.startswith("<")
+        assert trainer.scale_down is adamw.scale_down
+        assert adamw.scale_down.__code__.co_filename.startswith("<")
+    assert not adamw.scale_down.__code__.co_filename.startswith("<")
 
 
 def test_a_mutant_whose_text_is_gone_says_so():

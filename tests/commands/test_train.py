@@ -154,7 +154,7 @@ def test_threads_are_as_many_as_have_enough_to_do_and_a_resumed_run_keeps_its_nu
 def test_the_trainer_has_the_threads_that_the_settings_ask_for(toy_text):
     asked = {"corpus": str(toy_text), "preset": "tiny", "set": ["num_hidden_layers=1"], "threads": 2, "device": "cpu"}
     _, trainer = build({**DEFAULTS, **asked}, Ranks())
-    assert trainer.threads.count == 2 and len(trainer.parallel.replicas) == 1
+    assert trainer.threads.count == 2 and len(trainer.gradients_of.replicas) == 1
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_the_setting_reaches_the_model_and_its_replicas(tmp_path, toy_text, monk
     seen, step = [], Trainer.step
 
     def look(trainer):
-        models = [trainer.model, *trainer.parallel.replicas]
+        models = [trainer.model, *trainer.gradients_of.replicas]
         seen.extend(model.model.checkpoint_activations for model in models)
         return step(trainer)
 

@@ -30,7 +30,7 @@ import numpy_minimind as nm
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.kv_cache import KVCache, LayerCache
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.parallel import ThreadedGradients
 from numpy_minimind.training.trainer import Trainer
 from tests.cupy import strict_cupy
 from tests.cupy.strict_cupy import words
@@ -42,7 +42,7 @@ BOOKKEEPING = words("children named_parameters num_parameters state_dict load_st
 ON_HOST = {
     "MiniMindModel": {"mask"},
     "MiniMindForCausalLM": {"input_ids", "labels", "targets", "attention_mask"},
-    "ParallelModel": {"input_ids", "targets", "attention_mask"},
+    "ThreadedGradients": {"batch"},
     "next_ids": {"seen"},
     "apply_repetition_penalty": {"seen"},
     "draw": {"u"},
@@ -123,11 +123,11 @@ def holders_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, AdamW):
         yield value
         yield from value.parameters.values()
-    elif isinstance(value, ParallelModel):
+    elif isinstance(value, ThreadedGradients):
         for model in (value.model, *value.replicas):
             yield from holders_in(model)
     elif isinstance(value, Trainer):
-        for part in (value.parallel, value.optimizer):
+        for part in (value.gradients_of, value.optimizer):
             yield from holders_in(part)
 
 
@@ -167,7 +167,7 @@ def across(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
 
 def classes() -> Iterator[type]:
     """Yield every class of the package that computes on arrays."""
-    yield from (AdamW, LayerCache, KVCache, ParallelModel, Trainer)
+    yield from (AdamW, LayerCache, KVCache, ThreadedGradients, Trainer)
     found = [Layer]
     for cls in found:
         found += cls.__subclasses__()

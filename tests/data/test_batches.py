@@ -14,6 +14,7 @@ from numpy_minimind.data.batches import (
     window_starts,
     windows_at,
 )
+from numpy_minimind.sharing import even_sizes
 
 
 def test_a_window_is_seq_len_plus_one_ids():
@@ -109,3 +110,21 @@ def test_a_stream_of_rounds_goes_on_where_its_state_was_taken(before):
 def test_a_stream_without_rows_is_refused():
     with pytest.raises(ValueError, match="at least one row"):
         EpochStream(lambda rows: Batch(rows, rows), 0, 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "sizes"), [(7, 3, [2, 2, 3]), (4, 2, [2, 2]), (3, 3, [1, 1, 1]), (5, 1, [5])]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_is_split_by_rows_into_parts_as_equal_as_can_be(rows, parts, sizes, masked):
+    inputs = np.arange(2 * rows).reshape(rows, 2)
+    batch = Batch(inputs, inputs + 1, inputs % 3 > 0 if masked else None)
+    found = batch.split(parts)
+    assert [len(part.inputs) for part in found] == sizes == even_sizes(rows, parts)
+    for field, whole in batch._asdict().items():
+        cut = [getattr(part, field) for part in found]
+        if whole is None:
+            assert cut == [None] * parts
+        else:
+            np.testing.assert_array_equal(np.concatenate(cut), whole)
+            assert all(np.shares_memory(part, whole) for part in cut)

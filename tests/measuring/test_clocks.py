@@ -56,7 +56,7 @@ def test_the_measured_step_is_a_training_step(threads):
             stopwatch.seconds = 100.0  # of the call before, which does not count
         seconds = step()
         model.zero_grad()
-        loss = model.loss_and_grad_shifted(step.inputs, step.targets).loss
+        loss = model.loss_and_grad_shifted(step.batch.inputs, step.batch.targets).loss
         clip_grad_norm(model.named_parameters(), 1.0)
         optimizer.step()
         assert step.loss == pytest.approx(loss, rel=1e-6)

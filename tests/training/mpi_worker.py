@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from numpy_minimind.commands.together import together
 from numpy_minimind.data.batches import Batch, BatchStream
 from numpy_minimind.threads import Threads
 from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.distributed import DistributedModel, Ranks, digest_of
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.distributed import DistributedGradients, Ranks, digest_of, process_group
+from numpy_minimind.training.parallel import ThreadedGradients
 from numpy_minimind.training.trainer import Trainer
 from tests.helpers import V, gradients_of, model_of, padding_mask
 
@@ -40,13 +39,13 @@ def gradients(ranks: Ranks, folder: Path) -> None:
         for dtype in ("float64", "float32"):
             for threads in (1, 2):
                 model = model_of(**fields)
-                ours = DistributedModel(ParallelModel(model, Threads(threads)), ranks)
-                ours.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask)
+                ours = DistributedGradients(ThreadedGradients(model, Threads(threads)), model, ranks)
+                ours(batch, batch.n_tokens)
                 model.astype(dtype)  # replaces the gradients
                 model.zero_grad()
-                once = ours.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask)
+                once = ours(batch, batch.n_tokens)
                 saved = {name: gradient.copy() for name, gradient in gradients_of(model).items()}
-                ours.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, 50)
+                ours(batch, 50)
                 saved.update({f"twice.{name}": gradient for name, gradient in gradients_of(model).items()})
                 path = folder / f"{case}-{dtype}-{threads}-{ranks.rank}.npz"
                 np.savez(path, numbers=np.array(once), **saved)
@@ -57,9 +56,11 @@ def training(ranks: Ranks, folder: Path) -> None:
     model = model_of(np.float32, seed=ranks.rank, **CASES["auxiliary"])
     optimizer = AdamW(model.named_parameters(), lr=1e-2)
     stream = BatchStream(batch_of, np.random.default_rng(ranks.rank))
-    trainer = Trainer(model, optimizer, stream, steps=9, lr=1e-2, clip=0.5, accumulate=2, threads=2)
-    trainer.parallel = DistributedModel(trainer.parallel, ranks)
-    ranks.share(trainer)
+    threads = Threads(2)
+    gradients_of = DistributedGradients(ThreadedGradients(model, threads), model, ranks)
+    settings = {"steps": 9, "lr": 1e-2, "clip": 0.5, "accumulate": 2}
+    trainer = Trainer(model, optimizer, stream, threads=threads, gradients_of=gradients_of, **settings)
+    ranks.broadcast(trainer)
     digests = [digest_of(model)]
     for _ in range(8):
         trainer.step()
@@ -74,10 +75,10 @@ def agreements(ranks: Ranks, folder: Path) -> None:
     assert ranks.agree(signal.SIGINT if ranks.rank == 1 else None) == signal.SIGINT
     assert ranks.agree(signal.SIGINT + ranks.rank) == signal.SIGINT + ranks.size - 1
     called = []
-    ranks.first(lambda: (time.sleep(0.5), called.append(ranks.rank)))
+    ranks.run_on_rank_0(lambda: (time.sleep(0.5), called.append(ranks.rank)))
     assert called == ([0] if ranks.rank == 0 else [])
     try:
-        ranks.first(lambda: 1 / 0)
+        ranks.run_on_rank_0(lambda: 1 / 0)
     except ZeroDivisionError:
         called.append("refused")
     try:
@@ -106,5 +107,5 @@ def bug(ranks: Ranks, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with together() as all_ranks:
+    with process_group() as all_ranks:
         globals()[sys.argv[1]](all_ranks, Path(sys.argv[2]))

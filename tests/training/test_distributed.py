@@ -20,8 +20,8 @@ import pytest
 from numpy_minimind import backend
 from numpy_minimind.checkpoint.resume import load_resume
 from numpy_minimind.threads import Threads
-from numpy_minimind.training.distributed import DistributedModel, Ranks, connect, launched
-from numpy_minimind.training.parallel import ParallelModel
+from numpy_minimind.training.distributed import DistributedGradients, Ranks, connect, launched
+from numpy_minimind.training.parallel import ThreadedGradients
 from tests.helpers import assert_close, gradients_of, model_of
 from tests.training.mpi_worker import CASES, ROWS, batch_of
 
@@ -169,9 +169,9 @@ def test_weights_that_differed_are_shared_and_stay_equal_at_every_step(tmp_path)
 def test_a_batch_with_fewer_rows_than_ranks_is_refused():
     ranks = Ranks()
     ranks.size = ROWS + 1
-    batch = batch_of(np.random.default_rng(5))
+    batch, model = batch_of(np.random.default_rng(5)), model_of()
     with pytest.raises(ValueError, match="a batch of 5 rows cannot be shared by 6 processes: each needs one"):
-        DistributedModel(ParallelModel(model_of(), Threads(1)), ranks).loss_and_grad_shifted(*batch)
+        DistributedGradients(ThreadedGradients(model, Threads(1)), model, ranks)(batch, batch.n_tokens)
 
 
 # -- launchers, libraries, devices -------------------------------------------------------------------------------
@@ -203,11 +203,11 @@ def test_a_process_on_its_own_needs_no_mpi(monkeypatch):
     ranks, array = connect(), np.arange(3.0)
     assert (ranks.rank, ranks.size, str(ranks)) == (0, 1, "1")
     assert ranks.agree(None) is None and ranks.agree(2) == 2 and ranks.threads() >= 1
-    ranks.add_up(array)
+    ranks.all_reduce(array)
     ranks.require_same("text", "a")
     assert array.tolist() == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
-        ranks.first(lambda: 1 / 0)
+        ranks.run_on_rank_0(lambda: 1 / 0)
 
 
 def test_without_mpi4py_the_error_names_the_extra(monkeypatch):
@@ -266,7 +266,7 @@ def test_an_array_on_a_gpu_goes_to_mpi_itself_or_by_way_of_the_host(kinds, monke
             array *= 2
 
     array = np.arange(3.0).view(Elsewhere)
-    Ranks(Comm()).add_up(array)
+    Ranks(Comm()).all_reduce(array)
     assert array.tolist() == [0, 2, 4]
     direct = kinds is not None and "cuda" in kinds
     assert summed == [Elsewhere if direct else np.ndarray] and synchronized == [True] * direct

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from numpy_minimind.config import MiniMindConfig
+from numpy_minimind.data.batches import Batch
+from numpy_minimind.threads import Threads
 from numpy_minimind.training.parallel import (
     WORTH_A_THREAD,
-    ParallelModel,
-    Threads,
+    ThreadedGradients,
     replica_of,
     worthwhile_threads,
 )
@@ -21,12 +22,12 @@ MOE = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
 def batch(rng, rows=5, tokens=6):
     ids = rng.integers(0, V, (rows, tokens))
     targets = np.where(rng.random((rows, tokens)) < 0.3, -100, rng.integers(0, V, (rows, tokens)))
-    return ids, targets, padding_mask(tokens, left={1: 2}, right={2: 1}, batch=rows)
+    return Batch(ids, targets, padding_mask(tokens, left={1: 2}, right={2: 1}, batch=rows))
 
 
-def gradient(model, threads, *arguments):
+def gradient(model, threads, batch, n=None):
     model.zero_grad()
-    found = ParallelModel(model, Threads(threads)).loss_and_grad_shifted(*arguments)
+    found = ThreadedGradients(model, Threads(threads))(batch, batch.n_tokens if n is None else n)
     return found, {name: g.copy() for name, g in gradients_of(model).items()}
 
 
@@ -37,23 +38,23 @@ def gradient(model, threads, *arguments):
 @pytest.mark.parametrize("n", [None, 50])
 def test_any_number_of_threads_gives_the_gradient_of_one(fields, threads, masked, n, rng):
     model = model_of(**fields)
-    ids, targets, mask = batch(rng)
-    mask = mask if masked else None
-    alone, right = gradient(model, 1, ids, targets, mask, n)
-    together, found = gradient(model, threads, ids, targets, mask, n)
-    assert together.n_tokens == alone.n_tokens
-    assert_close(np.array(together[:3]), np.array(alone[:3]), 1e-12)
+    whole = batch(rng)
+    whole = whole if masked else whole._replace(attention_mask=None)
+    alone, right = gradient(model, 1, whole, n)
+    shared, found = gradient(model, threads, whole, n)
+    assert shared.n_tokens == alone.n_tokens
+    assert_close(np.array(shared[:3]), np.array(alone[:3]), 1e-12)
     assert_close(found, right, 1e-12)
 
 
 def test_the_auxiliary_loss_follows_the_rule_of_micro_batches(rng):
     model = model_of(**{**MOE, "router_aux_loss_coef": 0.3})
-    ids, targets, _ = batch(rng, rows=4)
-    n = int((targets != -100).sum())
+    whole = batch(rng, rows=4)
     model.zero_grad()
-    parts = [model.loss_and_grad_shifted(ids[rows], targets[rows], None, n) for rows in (slice(0, 2), slice(2, 4))]
+    halves = [[array[rows] for array in whole] for rows in (slice(0, 2), slice(2, 4))]
+    parts = [model.loss_and_grad_shifted(*half, whole.n_tokens) for half in halves]
     right = {name: g.copy() for name, g in gradients_of(model).items()}
-    found, ours = gradient(model, 2, ids, targets)
+    found, ours = gradient(model, 2, whole)
     assert found.aux_loss == pytest.approx(sum(part.aux_loss for part in parts), rel=1e-14)
     assert_close(ours, right, 1e-12)
 
@@ -61,19 +62,19 @@ def test_the_auxiliary_loss_follows_the_rule_of_micro_batches(rng):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_same_number_of_threads_gives_the_same_bits(threads, rng):
     model = model_of().astype(np.float32)
-    arguments = batch(rng, rows=7)
-    first, second = (gradient(model, threads, *arguments) for _ in range(2))
+    whole = batch(rng, rows=7)
+    first, second = (gradient(model, threads, whole) for _ in range(2))
     assert first[0] == second[0]
     assert all(first[1][name].tobytes() == second[1][name].tobytes() for name in first[1])
 
 
 def test_gradients_are_added_to_those_that_are_there(rng):
-    model, arguments = model_of(), batch(rng)
-    parallel = ParallelModel(model, Threads(2))
-    _, once = gradient(model, 2, *arguments)
+    model, whole = model_of(), batch(rng)
+    ours = ThreadedGradients(model, Threads(2))
+    _, once = gradient(model, 2, whole)
     model.zero_grad()
     for _ in range(2):
-        parallel.loss_and_grad_shifted(*arguments)
+        ours(whole, whole.n_tokens)
     assert_close(gradients_of(model), {name: 2 * g for name, g in once.items()}, 1e-12)
 
 
@@ -87,36 +88,35 @@ def test_a_replica_shares_the_weights_and_owns_its_gradients():
 
 
 def test_a_model_that_was_converted_or_loaded_since_is_followed(rng):
-    model, (ids, targets, _) = model_of(), batch(rng)
-    parallel = ParallelModel(model, Threads(2))
-    parallel.loss_and_grad_shifted(ids, targets)
+    model, whole = model_of(), batch(rng)
+    ours = ThreadedGradients(model, Threads(2))
+    ours(whole, whole.n_tokens)
     model.astype(np.float32)
     model.load_state_dict({name: 2 * a for name, a in model.state_dict().items()})
-    _, right = gradient(model, 1, ids, targets)
+    _, right = gradient(model, 1, whole)
     model.zero_grad()
-    parallel.loss_and_grad_shifted(ids, targets)
+    ours(whole, whole.n_tokens)
     assert_close(gradients_of(model), right, 1e-5)
 
 
 def test_fewer_rows_than_threads(rng):
-    model, (ids, targets, _) = model_of(), batch(rng)
-    _, right = gradient(model, 1, ids[:1], targets[:1])
-    _, found = gradient(model, 4, ids[:1], targets[:1])
+    model, row = model_of(), batch(rng, rows=3).split(3)[0]
+    _, right = gradient(model, 1, row)
+    _, found = gradient(model, 4, row)
     assert_close(found, right, 1e-12)
 
 
 def test_an_error_in_one_part_leaves_nothing_for_the_next_step(rng):
-    ids, targets, _ = batch(rng)
-    model = model_of(np.float64)
-    parallel = ParallelModel(model, Threads(2))
-    parallel.loss_and_grad_shifted(ids, targets)
+    model, whole = model_of(np.float64), batch(rng)
+    ours = ThreadedGradients(model, Threads(2))
+    ours(whole, whole.n_tokens)
     right = {name: gradient.copy() for name, gradient in gradients_of(model).items()}
-    bad = ids.copy()
+    bad = whole.inputs.copy()
     bad[0, 0] = V  # the first part fails, the second adds its gradient
     with pytest.raises(ValueError, match="ids must lie in"):
-        parallel.loss_and_grad_shifted(bad, targets)
+        ours(whole._replace(inputs=bad), whole.n_tokens)
     model.zero_grad()
-    parallel.loss_and_grad_shifted(ids, targets)
+    ours(whole, whole.n_tokens)
     assert_close(gradients_of(model), right, 1e-14)
 
 

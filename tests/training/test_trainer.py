@@ -5,6 +5,7 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.data import Batch, BatchStream
+from numpy_minimind.model import LossAndGrad
 from numpy_minimind.training import AdamW, Trainer, TrainingDiverged, cosine_lr, evaluate
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -76,6 +77,22 @@ def test_accumulated_gradient_is_that_of_the_big_batch(moe):
         np.testing.assert_allclose(grads[name], p.grad, rtol=1e-10, atol=1e-14, err_msg=name)
 
 
+def test_who_computes_the_gradients_is_an_argument():
+    """It is asked once a batch, with the labels of the whole step, whose losses and gradient it gives."""
+    asked = []
+
+    def gradients_of(batch, n):
+        asked.append((batch.n_tokens, n))
+        model.model.norm.weight.grad += 3.0
+        return LossAndGrad(2.0, 1.5, 0.5, batch.n_tokens)
+
+    trainer = make_trainer(accumulate=2, gradients_of=gradients_of)
+    model = trainer.model
+    report = trainer.step()
+    assert [n for _, n in asked] == [sum(own for own, _ in asked)] * 2 == [report.tokens] * 2
+    assert (report.loss, report.ce_loss, report.grad_norm) == (4.0, 3.0, 6.0 * math.sqrt(16))
+
+
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_accumulated_gradient_is_clipped_once_and_to_the_norm_asked_for(accumulate):
     trainer = make_trainer(accumulate=accumulate, clip=1e-3)
@@ -129,8 +146,8 @@ def test_a_gradient_that_is_not_finite_skips_the_step(monkeypatch):
     before = {name: data.copy() for name, data in trainer.model.state_dict().items()}
     original = trainer.model.loss_and_grad_shifted
 
-    def poisoned(*args):
-        result = original(*args)
+    def poisoned(*args, **options):
+        result = original(*args, **options)
         trainer.model.model.norm.weight.grad[0] = math.inf
         return result
 

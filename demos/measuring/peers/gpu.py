@@ -78,7 +78,7 @@ def against_pytorch(batch, tokens, new_tokens, repeat):
 
     config = MiniMindConfig.preset("minimind3")
     ours = TrainStep(config, batch, tokens, 1, "cuda")
-    theirs = TorchTrainStep(config, ours.inputs, ours.targets, device="cuda")
+    theirs = TorchTrainStep(config, ours.batch.inputs, ours.batch.targets, device="cuda")
     found = {"training": in_turns(ours, theirs, batch * tokens, repeat)}
     del ours, theirs
     if importlib.util.find_spec("transformers") is not None:

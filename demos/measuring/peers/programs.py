@@ -12,7 +12,8 @@ from numpy_minimind.measuring.clocks import seconds_of
 from numpy_minimind.measuring.floors import DecodeFloor, Floor
 from numpy_minimind.measuring.machine import limit_blas
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
-from numpy_minimind.products import forward_products, shares, training_products
+from numpy_minimind.products import forward_products, training_products
+from numpy_minimind.sharing import even_sizes
 from numpy_minimind.training.parallel import worthwhile_threads
 
 
@@ -29,7 +30,7 @@ def numpy_train(config, batch, tokens, threads):
 
 def products_train(config, batch, tokens, threads, cut):
     """The products of the step alone, by the BLAS library's threads or a share of the rows for each of ours."""
-    parts = shares(batch, min(threads, batch)) if cut else [batch]
+    parts = even_sizes(batch, min(threads, batch)) if cut else [batch]
     return Floor([training_products(config, rows, tokens) for rows in parts])
 
 

@@ -127,7 +127,7 @@ def training_differs_by(config, batch, tokens, threads):
     """The largest relative difference of the losses of three training steps, PyTorch's and ours, from one start."""
     torch.set_num_threads(threads)
     ours = TrainStep(config, batch, tokens, threads)
-    theirs = TorchTrainStep(config, ours.inputs, ours.targets)
+    theirs = TorchTrainStep(config, ours.batch.inputs, ours.batch.targets)
     theirs.model.load_state_dict({name: torch.tensor(w) for name, w in ours.model.state_dict().items()})
     differences = []
     for _ in range(3):

@@ -204,7 +204,7 @@ def differs(what: str, found: Any, expected: Any) -> Iterator[str]:
 # -- mutants ---------------------------------------------------------------------------------------------------------
 
 ADAM = "training.adamw:AdamW."
-CLIP = "training.adamw:clip_grad_norm"
+CLIP = "training.adamw:scale_down"
 SCHEDULE = "training.schedule:cosine_lr"
 LOOP = "training.trainer:Trainer._step"
 
@@ -316,9 +316,9 @@ MUTANTS = (
         "common",
         Edit(
             LOOP,
-            "self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False)",
-            "(self.parallel.loss_and_grad_shifted(batch.inputs, batch.targets, batch.attention_mask, n, read=False), "
-            "clip_grad_norm(self.model.named_parameters(), self.clip))[0]",
+            "self.gradients_of(batch, n)",
+            "(self.gradients_of(batch, n), "
+            "scale_down(g := [p.grad for p in parameters], float(global_norm(g)), self.clip))[0]",
         ),
     ),
     training(
@@ -326,14 +326,14 @@ MUTANTS = (
         "each micro-batch is divided by its own labels: a short one weighs as much as a long one",
         "loss / accumulate is what every tutorial says",
         "jingyaogong/minimind#749, Lightning-AI/pytorch-lightning#4653",
-        Edit(LOOP, "batch.attention_mask, n, ", "batch.attention_mask, batch.n_tokens * self.accumulate, "),
+        Edit(LOOP, "(batch, n)", "(batch, batch.n_tokens * self.accumulate)"),
     ),
     training(
         "loop-gradients-not-zeroed",
         "gradients of all earlier steps add up",
         "gradients add by themselves, which is right within a step",
         "common",
-        Edit(LOOP, "list(mapper(Parameter.zero_grad, [parameter for _, parameter in parameters]))", "pass"),
+        Edit(LOOP, "mapper(Parameter.zero_grad, parameters)", "pass"),
     ),
     training(
         "loop-steps-on-a-gradient-that-is-not-finite",

@@ -178,9 +178,10 @@ MUTANTS = (
         "in other layers a mask is a factor",
         "common",
         (
-            Edit(ATTEND + "forward", SCALE, SCALE + "; self.m = True if visible is None else visible"),
-            Edit(ATTEND + "forward", "self.softmax.forward(s, visible)", "self.softmax.forward(s * self.m)"),
-            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * self.m"),
+            Edit(ATTEND + "forward", "forward(s, visible)", "forward(s * (m := True if visible is None else visible))"),
+            Edit(ATTEND + "forward", "Saved(q, k, v, p)", "Saved(q, k, v, (p, m))"),
+            Edit(ATTEND + "backward", "q, k, v, p = saved", "q, k, v, (p, m) = saved"),
+            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * m"),
         ),
     ),
     Mutant(
