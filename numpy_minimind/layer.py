@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, to_device, to_numpy
+from numpy_minimind.backend import Array, get_array_module, to_device, to_numpy
 from numpy_minimind.messages import misfits
 
 
@@ -29,10 +29,10 @@ class Context(NamedTuple):
     * "all": every key, and `visible` is None; for one new token, and for encoders.
     """
 
-    cos: Any  # (T, H/2) or (B, 1, T, H/2) rotation of each position
-    sin: Any  # likewise
-    visible: Any = None  # see above
-    counted: Any = None  # (B, T) bool: does the token count in the auxiliary loss? None: each does
+    cos: Array  # (T, H/2) or (B, 1, T, H/2) rotation of each position
+    sin: Array  # likewise
+    visible: Array | None = None  # see above
+    counted: Array | None = None  # (B, T) bool: does the token count in the auxiliary loss? None: each does
     attend: Literal["table", "blocks", "all"] = "table"
 
 
@@ -41,18 +41,18 @@ class Parameter:
 
     __slots__ = ("_grad", "data")
 
-    def __init__(self, data: Any, grad: Any = None) -> None:
+    def __init__(self, data: Array, grad: Array | None = None) -> None:
         self.data = data
         self._grad = grad
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Array:
         if self._grad is None:
             self._grad = get_array_module(self.data).zeros_like(self.data)
         return self._grad
 
     @grad.setter
-    def grad(self, value: Any) -> None:
+    def grad(self, value: Array) -> None:
         self._grad = value
 
     def zero_grad(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, read_numbers, to_device_of, to_numpy
+from numpy_minimind.backend import Array, get_array_module, read_numbers, to_device_of, to_numpy
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
@@ -31,14 +31,14 @@ LONG = 128
 class ModelOutput(NamedTuple):
     """What `MiniMindModel.forward` returns."""
 
-    hidden: Any  # (B, T, D)
-    aux_loss: Any  # () summed over the blocks
+    hidden: Array  # (B, T, D)
+    aux_loss: Array  # () summed over the blocks
 
 
 class BlockInput(NamedTuple):
     """What is kept of a block that is computed a second time on the way back."""
 
-    x: Any  # (B, T, D)
+    x: Array  # (B, T, D)
     context: Context
 
 
@@ -53,8 +53,8 @@ class ModelSaved(NamedTuple):
 class CausalLMOutput(NamedTuple):
     """What `MiniMindForCausalLM.forward` returns."""
 
-    logits: Any  # (B, T, V)
-    aux_loss: Any  # () summed over the blocks; 0 for a dense model
+    logits: Array  # (B, T, V)
+    aux_loss: Array  # () summed over the blocks; 0 for a dense model
 
 
 class CausalLMSaved(NamedTuple):
@@ -109,7 +109,7 @@ class MiniMindModel(Layer):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
-    def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
+    def forward(self, input_ids: Array, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
         x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
@@ -122,7 +122,7 @@ class MiniMindModel(Layer):
         hidden, norm = self.norm.forward(x)
         return ModelOutput(hidden, aux_loss), ModelSaved(embed_tokens, blocks, norm)
 
-    def backward(self, dhidden: Any, daux_loss: Any, saved: ModelSaved, release: bool = False) -> None:
+    def backward(self, dhidden: Array, daux_loss: Array, saved: ModelSaved, release: bool = False) -> None:
         """Go back through the blocks; with `release`, drop what each one saved as soon as it is used."""
         dx = self.norm.backward(dhidden, saved.norm)  # (B, T, D)
         blocks = saved.blocks if release else list(saved.blocks)
@@ -131,8 +131,8 @@ class MiniMindModel(Layer):
         self.embed_tokens.backward(dx, saved.embed_tokens)
 
     def __call__(
-        self, input_ids: Any, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
-    ) -> Any:
+        self, input_ids: Array, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
+    ) -> Array:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
         x = self.embed_tokens(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         start = 0 if cache is None else cache.length
@@ -174,7 +174,7 @@ class MiniMindModel(Layer):
         return Context(cos, sin, visible, key[:, start:], attend)
 
 
-def backward_through(block: Block, dy: Any, daux_loss: Any, kept: BlockSaved | BlockInput) -> Any:
+def backward_through(block: Block, dy: Array, daux_loss: Array, kept: BlockSaved | BlockInput) -> Array:
     """Go back through one block, computing it again first if only its input was kept."""
     saved = block.forward(*kept)[1] if isinstance(kept, BlockInput) else kept
     return block.backward(dy, daux_loss, saved)
@@ -223,14 +223,14 @@ class MiniMindForCausalLM(Layer):
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def forward(self, input_ids: Any, attention_mask: Any = None) -> tuple[CausalLMOutput, CausalLMSaved]:
+    def forward(self, input_ids: Array, attention_mask: Array | None = None) -> tuple[CausalLMOutput, CausalLMSaved]:
         """Return (logits and auxiliary loss, saved)."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
         (hidden, aux_loss), model = self.model.forward(ids, mask)
         logits, lm_head = self.lm_head.forward(hidden)  # (B, T, V)
         return CausalLMOutput(logits, aux_loss), CausalLMSaved(model, lm_head)
 
-    def backward(self, dlogits: Any, saved: CausalLMSaved, daux_loss: Any = 1.0, *, release: bool = False) -> None:
+    def backward(self, dlogits: Array, saved: CausalLMSaved, daux_loss: Array = 1.0, *, release: bool = False) -> None:
         """Add the gradient of ``sum(logits * dlogits) + aux_loss * daux_loss`` into every parameter.
 
         With `release`, what each block saved is dropped as it is used (and `saved` cannot be used again).
@@ -239,7 +239,11 @@ class MiniMindForCausalLM(Layer):
         self.model.backward(dhidden, daux_loss, saved.model, release)
 
     def loss_and_grad(
-        self, input_ids: Any, labels: Any, attention_mask: Any = None, num_items_in_batch: int | None = None
+        self,
+        input_ids: Array,
+        labels: Array,
+        attention_mask: Array | None = None,
+        num_items_in_batch: int | None = None,
     ) -> LossAndGrad:
         r"""Compute the loss and add its gradient into every parameter.
 
@@ -274,9 +278,9 @@ class MiniMindForCausalLM(Layer):
 
     def loss_and_grad_shifted(
         self,
-        input_ids: Any,
-        targets: Any,
-        attention_mask: Any = None,
+        input_ids: Array,
+        targets: Array,
+        attention_mask: Array | None = None,
         num_items_in_batch: int | None = None,
         read: bool = True,
     ) -> LossAndGrad:
@@ -307,7 +311,7 @@ class MiniMindForCausalLM(Layer):
         loss, ce, aux = read_numbers(*losses) if read else losses
         return LossAndGrad(loss, ce, aux, n_here)
 
-    def loss_shifted(self, input_ids: Any, targets: Any, attention_mask: Any = None) -> float:
+    def loss_shifted(self, input_ids: Array, targets: Array, attention_mask: Array | None = None) -> float:
         """Return the mean cross-entropy of targets that are shifted already; inference, no gradient."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
         return float(self.linear_cross_entropy(self.model(ids, mask), to_numpy(targets)))
@@ -315,8 +319,12 @@ class MiniMindForCausalLM(Layer):
     # -- inference -----------------------------------------------------------------------------------------------
 
     def __call__(
-        self, input_ids: Any, attention_mask: Any = None, cache: KVCache | None = None, logits_to_keep: int = 0
-    ) -> Any:
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Array:
         """Return logits (B, T, V), or those of the last `logits_to_keep` tokens; nothing is saved for a backward.
 
         Parameters
@@ -352,7 +360,7 @@ class MiniMindForCausalLM(Layer):
             self.config.head_dim,
         )
 
-    def generate(self, input_ids: Any, *args: Any, **options: Any) -> np.ndarray:
+    def generate(self, input_ids: Array, *args: Any, **options: Any) -> np.ndarray:
         """Continue the prompts: ``numpy_minimind.generation.generate(model, input_ids, ...)``, which see.
 
         ``model.generate(input_ids, max_new_tokens=32, temperature=0.85, top_k=50, top_p=0.85, repetition_penalty=1.0,
@@ -378,7 +386,7 @@ class MiniMindForCausalLM(Layer):
     # -- the public boundary -------------------------------------------------------------------------------------
 
     def _check_inputs(
-        self, input_ids: Any, attention_mask: Any, cache: KVCache | None = None
+        self, input_ids: Array, attention_mask: Array, cache: KVCache | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return (ids, mask (B, S) or None if nothing is padding), both on the host, or say what is wrong."""
         ids = to_numpy(input_ids)
@@ -399,7 +407,7 @@ class MiniMindForCausalLM(Layer):
         mask = None if attention_mask is None else check_mask(to_numpy(attention_mask), B, T, held)
         return ids, whole_mask(mask, earlier, B, T, held)
 
-    def _shift(self, labels: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def _shift(self, labels: Array, shape: tuple[int, ...]) -> np.ndarray:
         """Move labels one to the left: the target of position t is label t + 1, of the last position none."""
         labels, ignore = to_numpy(labels), self.cross_entropy.ignore_index
         check_targets(labels, shape, self.config.vocab_size, ignore)

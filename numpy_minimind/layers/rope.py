@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import Array, get_array_module
 from numpy_minimind.layer import Layer
 from numpy_minimind.yarn import Yarn
 
 
-def rotate(x: Any, cos: Any, sin: Any) -> Any:
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Turn every pair (x_i, x_{i + H/2}) of the last axis: x (..., T, H), cos and sin (..., T, H/2)."""
     xp = get_array_module(x)
     half = x.shape[-1] // 2
@@ -28,8 +28,8 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
 class RotaryEmbeddingSaved(NamedTuple):
     """What `RotaryEmbedding.backward` needs."""
 
-    cos: Any  # (..., T, H/2)
-    sin: Any  # (..., T, H/2)
+    cos: Array  # (..., T, H/2)
+    sin: Array  # (..., T, H/2)
 
 
 class RotaryEmbedding(Layer):
@@ -80,18 +80,18 @@ class RotaryEmbedding(Layer):
         if yarn is not None:
             self.frequencies, self.factor = yarn_frequencies(self.frequencies, yarn), yarn.attention_factor
 
-    def table(self, positions: Any, dtype: Any) -> tuple[Any, Any]:
+    def table(self, positions: Array, dtype: Any) -> tuple[Array, Array]:
         """Return the rows (cos, sin), each (..., T, H/2), of `positions` in `dtype`."""
         xp = get_array_module(positions)
         angles = positions[..., None] * xp.asarray(self.frequencies)  # (..., T, H/2) float64
         return (xp.cos(angles) * self.factor).astype(dtype), (xp.sin(angles) * self.factor).astype(dtype)
 
-    def forward(self, x: Any, positions: Any) -> tuple[Any, RotaryEmbeddingSaved]:
+    def forward(self, x: Array, positions: Array) -> tuple[Array, RotaryEmbeddingSaved]:
         cos, sin = self.table(positions, x.real.dtype)
         y = rotate(x, cos, sin)  # (..., T, H)
         return y, RotaryEmbeddingSaved(cos, sin)
 
-    def backward(self, dy: Any, saved: RotaryEmbeddingSaved) -> Any:
+    def backward(self, dy: Array, saved: RotaryEmbeddingSaved) -> Array:
         cos, sin = saved
         return rotate(dy, cos, -sin)  # (..., T, H)
 
