@@ -4,7 +4,9 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before NumPy is loaded: for matrices as small as those of the tests a second thread only waits, on a loaded
 # machine for seconds. Child processes inherit it.
@@ -13,6 +15,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C: some tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where the demos find `peers`: the model in other programs, which tests compare with, too.
+sys.path.append(str(Path(__file__).parents[1] / "demos" / "measuring"))
 
 import numpy as np
 import pytest

@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from peers import oracles
 
 from tests.helpers import B, T, V, assert_close, gradients_of, model_of, padding_mask
-from tests.oracle import oracles
 from tests.yarns import SHORT
 
 MODELS = {

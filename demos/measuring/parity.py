@@ -4,8 +4,8 @@
     python demos/measuring/parity.py --configurations 200               the same over more models
     python demos/measuring/parity.py --heat-map parity.png [--moe]  and a picture, layer x tensor, of one model
 
-Every number is the worst error of its kind, relative to the largest value of the tensor that it stands in. The models
-and the way to transformers and back are those of tests/parity, which `pytest tests/parity` holds to fixed bounds.
+Every number is the worst error of its kind, relative to the largest value of the tensor that it stands in. `pytest
+tests/parity` holds the same models to fixed bounds.
 """
 
 import argparse
@@ -14,18 +14,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from peers.parity_cases import CASES, Case, case_of, padding_mask, weights
+from peers.parity_rows import TENSORS, by_kind, by_layer, format_table, worst
 
 from numpy_minimind import plotting
-from numpy_minimind.checking.parity import TENSORS, by_kind, by_layer, format_table, worst
 from numpy_minimind.messages import install_command
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
 try:
     import torch
-
-    from tests.parity import bridge
-    from tests.parity.parity_cases import CASES, Case, case_of, padding_mask, weights
+    from peers import bridge
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "transformers"):
         raise

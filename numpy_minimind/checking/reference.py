@@ -11,7 +11,7 @@ import numpy as np
 from numpy_minimind.layer import Layer
 
 BY_HAND = "by hand"
-ORACLE = "PyTorch autograd, formulas written out in tests/oracle/oracles.py"
+ORACLE = "PyTorch autograd, formulas written out in demos/measuring/peers/oracles.py"
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def shapes(layer):
 @pytest.fixture(scope="module")
 def oracle():
     pytest.importorskip("torch")
-    from tests.oracle import oracles
+    from peers import oracles
 
     return oracles
 

@@ -8,14 +8,13 @@ import pytest
 
 import numpy_minimind as nm
 
-DEMOS = Path(__file__).parents[2] / "demos" / "measuring"
+ROOT = Path(__file__).parents[2]
 CONFIG = nm.MiniMindConfig.preset("tiny", vocab_size=31, rope_theta=100.0)
 
 
 @pytest.fixture
-def demo(monkeypatch):
+def demo():
     """Import a module as the demo does."""
-    monkeypatch.syspath_prepend(DEMOS)
     return importlib.import_module
 
 
@@ -100,7 +99,7 @@ def test_the_whole_demo_at_the_smallest_size(demo, tmp_path, capsys):
 @pytest.mark.parametrize(("absent", "extra"), [("threadpoolctl", "train"), ("torch", "parity")])
 def test_what_is_not_installed_is_named_with_its_extra(demo, absent, extra, capsys, monkeypatch):
     benchmark = demo("benchmark")
-    monkeypatch.chdir(DEMOS.parents[1])
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else "found")
     with pytest.raises(SystemExit):
         benchmark.arguments(["--against", "torch"])

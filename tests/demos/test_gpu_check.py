@@ -3,21 +3,18 @@
 import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from numpy_minimind.checking import devices
 from tests.cupy import strict_cupy
 
-DEMOS = Path(__file__).parents[2] / "demos" / "measuring"
 SIZES = {"presets": "tiny", "widths": "8,16", "batch-size": "2", "seq-len": "8", "tokens": "2", "repeat": "1"}
 SMALL = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
 
 
 @pytest.fixture
 def demo(monkeypatch):
-    monkeypatch.syspath_prepend(DEMOS)
     module = importlib.import_module("gpu_check")
     monkeypatch.setattr(
         module, "CASES", [case for case in devices.CASES if case.id.endswith(("/plain", "/k2", "/gqa"))]

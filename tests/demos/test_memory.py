@@ -11,9 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def demo(monkeypatch):
+def demo():
     """Import the demo."""
-    monkeypatch.syspath_prepend(ROOT / "demos" / "measuring")
     return importlib.import_module("memory")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peers.parity_cases import PAIRWISE
 
 from numpy_minimind import MiniMindConfig, accounting
 from numpy_minimind.checking import MUTANTS
@@ -27,7 +28,6 @@ from numpy_minimind.text.bpe import FIXED
 from numpy_minimind.training.adamw import PIECE
 from numpy_minimind.training.distributed import PATIENCE
 from tests.cupy.replay.planted import PLANTED
-from tests.parity.parity_cases import PAIRWISE
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("no", "one", "two", "three", "four", "five", "six")

@@ -123,7 +123,7 @@ def test_half_precision_is_rounded_once_and_all_sums_are_in_single(layer, T, S, 
 @pytest.mark.parametrize("padded", [False, True])
 def test_it_agrees_with_automatic_differentiation(heads, S, padded, rng):
     pytest.importorskip("torch")
-    from tests.oracle import oracles
+    from peers import oracles
 
     q, k, v, do = draw(rng, 3, *heads, 7, S, scale=2.0)
     mask = np.arange(S) >= np.array([0, 2, S])[:, None] if padded else None  # the last row is padding only

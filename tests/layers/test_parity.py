@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from peers import oracles
 
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import (
@@ -26,7 +27,6 @@ from numpy_minimind.layers import (
     SwiGLU,
 )
 from tests.helpers import B, D, E, F, H, N, T, V, assert_close, config, gradients_of, padding_mask, settled
-from tests.oracle import oracles
 from tests.yarns import MINIMIND, SHORT, as_transformers, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")

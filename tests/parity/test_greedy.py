@@ -9,10 +9,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-
-from numpy_minimind.checking.parity import compare
-from tests.parity.bridge import Arrays, our_model, shapes_of, their_model, top_two_margin, write_ours, write_theirs
-from tests.parity.parity_cases import Case, case_of, padding_mask, weights
+from peers.bridge import Arrays, our_model, shapes_of, their_model, top_two_margin, write_ours, write_theirs
+from peers.parity_cases import Case, case_of, padding_mask, weights
+from peers.parity_rows import compare
 
 NEW = 30
 MODELS = {

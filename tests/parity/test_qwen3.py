@@ -12,13 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-
-from numpy_minimind import MiniMindConfig
-from numpy_minimind.checking.parity import by_kind, compare, worst
-from numpy_minimind.layers import Embedding, RMSNorm
-from tests.parity import bridge
-from tests.parity.bridge import (
+from peers import bridge
+from peers.bridge import (
     FLOAT32,
     FLOAT64,
     ORACLE,
@@ -38,7 +33,12 @@ from tests.parity.bridge import (
     their_model,
     unfused,
 )
-from tests.parity.parity_cases import CASES, PAIRWISE, Case, all_pairs, case_of, pairs_of
+from peers.parity_cases import CASES, PAIRWISE, Case, all_pairs, case_of, pairs_of
+from peers.parity_rows import by_kind, compare, worst
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from numpy_minimind import MiniMindConfig
+from numpy_minimind.layers import Embedding, RMSNorm
 
 MEASURED: dict[str, Rows] = {}  # of the first cases, for the test of all of them together
 

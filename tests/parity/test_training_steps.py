@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from numpy_minimind.checking.parity import worst
-from tests.parity.bridge import (
+from peers.bridge import (
     FLOAT32,
     FLOAT64,
     ORACLE,
@@ -18,7 +17,8 @@ from tests.parity.bridge import (
     draw_training,
     measure_training,
 )
-from tests.parity.parity_cases import case_of
+from peers.parity_cases import case_of
+from peers.parity_rows import worst
 
 # Without the k = 1 normalised router: its gradient is rounding, and Adam divides rounding by its own size.
 MODELS = {

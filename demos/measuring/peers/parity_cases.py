@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.yarns import BARE, MINIMIND, SHORT, as_transformers
+from numpy_minimind.yarn import YARN
 
 # Sizes pairwise different where they may be, so that no two axes can be mistaken for each other.
 B, T, D, N, F, V = 3, 9, 24, 4, 10, 23
+
+SHORT = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MINIMIND = {"rope_type": "yarn", **{name: value for name, value in YARN.items() if name != "type"}}
 
 # What a configuration chooses. Small theta and short original lengths make wrong angles show within nine tokens.
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
@@ -31,12 +34,12 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "positions": {
         "plain": {},
         "theta 50": {"rope_theta": 50.0},
-        "YaRN": {"rope_theta": 100.0, "rope_scaling": {"rope_type": "yarn", **BARE}},
+        "YaRN": {"rope_theta": 100.0, "rope_scaling": SHORT},
         "YaRN, all given": {
             "rope_theta": 100.0,
-            "rope_scaling": as_transformers(SHORT, factor=8.0, beta_slow=0.5),
+            "rope_scaling": {**SHORT, "factor": 8.0, "beta_fast": 3.0, "beta_slow": 0.5, "attention_factor": 1.2},
         },
-        "YaRN, MiniMind's numbers": {"max_position_embeddings": 32768, "rope_scaling": as_transformers(MINIMIND)},
+        "YaRN, MiniMind's numbers": {"max_position_embeddings": 32768, "rope_scaling": MINIMIND},
     },
     "padding": {"none": {}, "left": {}, "right": {}, "both": {}},
     "eps": {"1e-6": {}, "1e-2": {"rms_norm_eps": 1e-2}},

@@ -9,7 +9,7 @@ relative to the module: ``attention`` reads ``q_proj.weight``, ``block`` reads `
 B batch, T queries, S keys, D model width, N query heads, K key/value heads, G = N / K, H head width,
 F feed-forward width, E experts, k experts a token, V vocabulary.
 
-A test module calls ``pytest.importorskip("torch")`` before it imports this one.
+Who imports this one sees first that torch is there: a test calls ``pytest.importorskip("torch")``.
 """
 
 import math
@@ -20,9 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.yarns import MINIMIND
-
 Weights = Mapping[str, Tensor]
+# What MiniMind turns on with `inference_rope_scaling`.
+MINIMIND: dict[str, Any] = {
+    "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048,
+    "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.0,
+}  # fmt: skip
 
 
 # --- Layers, in the package's reading order -----------------------------------------------------------------

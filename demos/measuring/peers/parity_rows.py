@@ -1,7 +1,6 @@
 """Two programs, one model: their arrays compared by name, and the comparison as a table.
 
-Which programs they are is no business of this file: it sees two dicts of NumPy arrays. The tests and
-`demos/measuring/parity.py` fill one of them from PyTorch.
+Which programs they are is no business of this file: it sees two dicts of NumPy arrays.
 """
 
 from __future__ import annotations

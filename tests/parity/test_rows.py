@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-
-from numpy_minimind.checking.parity import TENSORS, ParityRow, by_kind, by_layer, compare, format_table, worst
+from peers.parity_rows import TENSORS, ParityRow, by_kind, by_layer, compare, format_table, worst
 
 
 def test_errors_are_relative_to_the_largest_expected_value() -> None:

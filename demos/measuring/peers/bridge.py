@@ -1,6 +1,6 @@
-"""The same model in three programs: this package, transformers, and the float64 oracle of tests/oracle/oracles.py.
+"""The same model in three programs: this package, transformers, and the float64 oracle of oracles.py.
 
-A test module calls ``pytest.importorskip`` for torch and transformers before it imports this one.
+Who imports this one, tests and `parity.py`, sees first that torch and transformers are there.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-from tests.oracle import oracles
-from tests.parity.parity_cases import Batch, Case, batch, generators, weights
+from peers import oracles
+from peers.parity_cases import Batch, Case, batch, generators, weights
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # theirs, of deprecated things within
     import transformers
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from peers.parity_rows import ParityRow, compare
+
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
-from numpy_minimind.checking.parity import ParityRow, compare
 from numpy_minimind.training import AdamW, clip_grad_norm, cosine_lr
 
 transformers.logging.set_verbosity_error()
