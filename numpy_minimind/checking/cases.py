@@ -30,6 +30,10 @@ class Case:
     def layer(self) -> str:
         return self.id.partition("/")[0]
 
+    @property
+    def name(self) -> str:
+        return self.id.partition("/")[2]
+
     def check(self, seed: int = 0) -> GradReport:
         """Compare with central differences."""
         rng, point = self.draw(seed)

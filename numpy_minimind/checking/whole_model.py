@@ -95,7 +95,7 @@ def check_model(
     Parameters
     ----------
     model : MiniMindForCausalLM
-        In float64, with weights of the order of 1/sqrt(fan-in): see `cases.redraw_parameters`.
+        In float64, with weights of the order of 1/sqrt(fan-in): see `points.redraw_parameters`.
     input_ids, attention_mask
         As `model.forward` takes them.
     rng, effort, **options

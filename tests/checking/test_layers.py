@@ -21,7 +21,7 @@ def test_it_holds_points_known_values_and_bugs(name):
     assert (name in CASES) == (name not in {"kv_cache", "optimizer"})  # a cache has no gradient, nor has an optimizer
     assert (name in KNOWN) == (name != "optimizer")  # whose reference is a loop over plain floats
     assert [mutant for mutant in MUTANTS if mutant.layer == name] == list(MODULES[name].MUTANTS)
-    assert set(getattr(MODULES[name], "MUTANTS_AT", ())) <= {case.id.partition("/")[2] for case in CASES.get(name, ())}
+    assert set(getattr(MODULES[name], "MUTANTS_AT", ())) <= {case.name for case in CASES.get(name, ())}
 
 
 def test_they_come_in_the_order_in_which_one_reads():

@@ -31,13 +31,14 @@ FINDERS = {  # what finds the layer: a command, and what it says of it
     "kill matrix": ([*GRADCHECK, "--mutants"], "2 of 2 mutants killed"),
     "every case": ([*PYTEST, "tests/checking/test_cases.py", "-k", "layer_scale"], r"\d+ passed"),
     "its files": ([*PYTEST, "tests/checking/test_layers.py"], r"\d+ passed"),
-    "contract": ([*PYTEST, "tests/layers/test_contract.py", "-k", "layer and scale"], r"\d+ passed"),
-    "device": ([*PYTEST, "tests/cupy/test_same_results.py", "-k", "layer and scale"], r"\d+ passed"),
+    "contract": ([*PYTEST, "tests/layers/test_contract.py", "-k", "layer_scale"], r"\d+ passed"),
+    "properties": ([*PYTEST, "tests/properties/test_layer_properties.py", "-k", "layer_scale"], r"\d+ passed"),
+    "device": ([*PYTEST, "tests/cupy/test_same_results.py", "-k", "layer_scale"], r"\d+ passed"),
     "pages": ([*PYTEST, "tests/docs/test_pages.py", "-k", "layer_scale or file"], r"\d+ passed"),
     "its own tests": ([*PYTEST, "tests/layers/test_layer_scale.py", "tests/layers/test_formulas.py"], r"\d+ passed"),
 }
 RIGHT, WRONG = "return dy * w", "return np.asarray(dy)"  # the factor is forgotten, and NumPy named
-RED = ("harness", "kill matrix", "every case", "contract", "device", "pages")
+RED = ("harness", "kill matrix", "every case", "contract", "properties", "device", "pages")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,19 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind import MiniMindForCausalLM
-from numpy_minimind.backend import is_on_host, to_numpy
-from numpy_minimind.checking.probe import map_arrays
+from numpy_minimind.backend import to_numpy
+from numpy_minimind.checking import devices
+from numpy_minimind.checking.cases import Case
+from numpy_minimind.checking.contract import infer
+from numpy_minimind.checking.probe import map_arrays, outputs
+from numpy_minimind.checking.whole_model import ModelAsLayer
 from numpy_minimind.data import Batch, BatchStream
-from numpy_minimind.layers import MoE
+from numpy_minimind.layer import Layer
 from numpy_minimind.training import AdamW, Trainer
 from tests.cupy import strict_cupy
-from tests.helpers import V, arrays, padding_mask
+from tests.helpers import V, arrays, cast, padding_mask
+
+CASES = {case.id: case for case in devices.CASES}
 
 
 def moved(tree: Any) -> Any:
@@ -32,25 +38,25 @@ def assert_same(theirs: Any, ours: Any, exact: bool = True, eps: float = 0.0) ->
             np.testing.assert_allclose(to_numpy(there), here, rtol=eps, atol=eps * np.abs(here).max(initial=1.0))
 
 
-def backward(layer: Any, dy: list[Any], saved: Any) -> Any:
-    """Go back with one cotangent for each output; the model takes them in another order."""
-    if isinstance(layer, MiniMindForCausalLM):
-        return layer.backward(dy[0], saved, dy[1])
-    return layer.backward(*dy, saved)
+def drawn(case: Case, dtype: Any) -> tuple[Layer, tuple[Any, ...], list[np.ndarray]]:
+    """The layer, its inputs, and a random cotangent for each output, on the host."""
+    _, (layer, inputs, _) = case.draw()
+    layer, inputs = layer.astype(dtype), cast(inputs, dtype)
+    rng = np.random.default_rng(8)
+    return layer, inputs, [rng.standard_normal(np.shape(y)).astype(dtype) for y in outputs(layer.forward(*inputs)[0])]
 
 
-def everything(layer: Any, inputs: tuple[Any, ...], seed: int) -> dict[str, Any]:
+def to_the_device(layer: Layer, inputs: tuple[Any, ...], dy: list[np.ndarray]) -> tuple[Layer, tuple[Any, ...], Any]:
+    """The same on the device; ids and masks of a whole model stay on the host, as in use."""
+    return layer.to("cuda"), inputs if isinstance(layer, ModelAsLayer) else moved(inputs), moved(dy)
+
+
+def everything(layer: Layer, inputs: tuple[Any, ...], dy: list[Any]) -> dict[str, Any]:
     """Outputs, what is saved, gradients of inputs and weights, and what inference gives."""
     y, saved = layer.forward(*inputs)
-    rng = np.random.default_rng(seed)
-    outputs = list(y) if isinstance(y, tuple) else [y]
-    dy = [rng.standard_normal(o.shape).astype(o.dtype) for o in outputs]
-    if not is_on_host(outputs[0]):
-        dy = list(moved(tuple(dy)))
-    dx = backward(layer, dy, saved)
+    dx = layer.backward(*dy, saved)
     gradients = {name: p.grad for name, p in layer.named_parameters()}
-    called = layer(*(inputs[:1] if isinstance(layer, MoE) else inputs))
-    return {"y": y, "saved": saved, "dx": dx, "gradients": gradients, "called": called}
+    return {"y": y, "saved": saved, "dx": dx, "gradients": gradients, "called": infer(layer, inputs)}
 
 
 def stream(rows: int = 4, tokens: int = 6) -> BatchStream:

@@ -10,43 +10,42 @@ import pytest
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.training import evaluate
-from tests.cases_layers import CASES
 from tests.cupy import strict_cupy
-from tests.cupy.on_device import backward, moved, stream, trainer
-from tests.helpers import V, cast, model_of
+from tests.cupy.on_device import CASES, drawn, stream, to_the_device, trainer
+from tests.helpers import V, model_of
 
 EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
 
 # Calls that start a kernel, in forward and in backward, in float32. When a layer was changed on purpose,
 # ``python -m tests.cupy.test_counts`` prints what it does now.
 KERNELS = {
-    "linear": (1, 3),
-    "embedding": (1, 1),
-    "rmsnorm": (7, 9),
-    "rope": (15, 8),
-    "softmax": (12, 3),
-    "scaled dot product": (15, 9),
-    "flash attention": (204, 221),
-    "attention": (49, 65),
-    "swiglu": (9, 12),
-    "moe k=1": (148, 165),
-    "moe k=1 normalised": (150, 169),
-    "moe k=2": (148, 169),
-    "moe k=2 normalised": (150, 173),
-    "moe uncounted": (147, 173),
-    "block": (75, 97),
-    "block of experts": (223, 273),
-    "cross entropy": (15, 5),
-    "linear cross entropy": (89, 3),
-    "model": (178, 207),
-    "model of experts": (458, 529),
+    "linear/plain": (1, 3),
+    "embedding/repeated-ids": (1, 1),
+    "rmsnorm/plain": (7, 9),
+    "rope/from-200": (15, 8),
+    "softmax/left-padded": (12, 3),
+    "scaled_dot_product/left-padded": (15, 9),
+    "flash_attention/left-padded": (138, 149),
+    "attention/left-padded": (49, 65),
+    "swiglu/plain": (9, 12),
+    "moe/k1": (94, 102),
+    "moe/k1-normalised": (96, 106),
+    "moe/k2": (94, 106),
+    "moe/k2-normalised": (96, 110),
+    "moe/k2-left-padded": (99, 110),
+    "block/gqa-left-padded": (75, 97),
+    "block/moe-k2-right-padded": (164, 195),
+    "cross_entropy/part-of-a-batch": (15, 5),
+    "linear_cross_entropy/part-of-a-batch": (89, 3),
+    "model/gqa-tied-dense-left-padded": (178, 207),
+    "model/gqa-tied-moe-k1-left-padded": (318, 345),
 }
 
 # Where the host waits. A layer that is given labels on the device must ask which count; a model's lie on the host.
 WAITS = {
-    **{name: ["get"] for name in CASES if name.startswith("moe") or name == "block of experts"},
-    "linear cross entropy": ["flatnonzero"],
-    "model of experts": ["get", "get"],
+    **{name: ["get"] for name in KERNELS if "moe" in name},
+    "linear_cross_entropy/part-of-a-batch": ["flatnonzero"],
+    "model/gqa-tied-moe-k1-left-padded": ["get", "get"],
 }
 
 # Kernels of one step of training: two layers, four rows of six tokens, one batch or two of them.
@@ -68,18 +67,13 @@ def device():
 
 def counted(name: str) -> tuple[int, int, list[str]]:
     """Return the kernels of forward, those of backward, and the waits of both."""
-    case = CASES[name]
-    inputs = cast(case.inputs(np.random.default_rng(7)), np.float32)
-    layer = case.layer().astype(np.float32).to("cuda")
-    inputs = inputs if isinstance(layer, MiniMindForCausalLM) else moved(inputs)
+    layer, inputs, dy = to_the_device(*drawn(CASES[name], np.float32))
     for _, parameter in layer.named_parameters():
         parameter.grad.fill(0)  # comes to be at first use
     with strict_cupy.recording() as forward:
-        y, saved = layer.forward(*inputs)
-    outputs = list(y) if isinstance(y, tuple) else [y]
-    dy = [strict_cupy.cupy.ones(o.shape, o.dtype) for o in outputs]
+        _, saved = layer.forward(*inputs)
     with strict_cupy.recording() as back:
-        backward(layer, dy, saved)
+        layer.backward(*dy, saved)
     return forward.kernels, back.kernels, [*forward.reads, *back.reads]
 
 
@@ -146,7 +140,7 @@ def test_a_token_waits_for_its_probabilities_and_whether_they_are_finite(fields,
 
 if __name__ == "__main__":
     with strict_cupy.install():
-        for case in CASES:
+        for case in KERNELS:
             print(f'    "{case}": {counted(case)[:2]},')
         for (kind, fields), number in [((k, f), n) for k, f in (("dense", {}), ("experts", EXPERTS)) for n in (1, 2)]:
             print(f'    ("{kind}", {number}): {recorded_step(experts_and_waits(fields)[0], number).kernels},')

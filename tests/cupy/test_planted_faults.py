@@ -11,11 +11,9 @@ import pytest
 
 from numpy_minimind.backend import to_numpy
 from numpy_minimind.checking.lab.mutation import CONSISTENT, Edit, Mutant
-from tests.cases_layers import CASES
 from tests.cupy import strict_cupy
-from tests.cupy.on_device import assert_same, everything, moved
+from tests.cupy.on_device import CASES, assert_same, drawn, everything, to_the_device
 from tests.helpers import arrays as host_arrays
-from tests.helpers import cast
 
 
 class Fault(NamedTuple):
@@ -262,93 +260,111 @@ NP = "__import__('numpy')"  # layers have no other name for it
 GET = "getattr({}, 'get', lambda: {})()"  # to the host and, with asarray, back again
 
 IN_LAYERS = {
-    "np.exp in softmax": Planted("layers.softmax:Softmax.forward", "xp.exp(u - m)", f"{NP}.exp(u - m)", "softmax"),
+    "np.exp in softmax": Planted(
+        "layers.softmax:Softmax.forward", "xp.exp(u - m)", f"{NP}.exp(u - m)", "softmax/nothing-visible"
+    ),
     "where= in softmax": Planted(
-        "layers.softmax:Softmax.forward", "sum(e, axis=-1, ", "sum(e, axis=-1, where=e > 0, ", "softmax"
+        "layers.softmax:Softmax.forward",
+        "sum(e, axis=-1, ",
+        "sum(e, axis=-1, where=e > 0, ",
+        "softmax/nothing-visible",
     ),
     "fmax.reduce in softmax": Planted(
-        "layers.softmax:Softmax.forward", "row_max(u.real)", "xp.fmax.reduce(u.real, axis=-1, keepdims=True)", "softmax"
+        "layers.softmax:Softmax.forward",
+        "row_max(u.real)",
+        "xp.fmax.reduce(u.real, axis=-1, keepdims=True)",
+        "softmax/nothing-visible",
     ),
     "softmax by way of the host": Planted(
-        "layers.softmax:Softmax.forward", "e / z", f"xp.asarray({GET.format('e', 'e')}) / z", "softmax"
+        "layers.softmax:Softmax.forward", "e / z", f"xp.asarray({GET.format('e', 'e')}) / z", "softmax/nothing-visible"
     ),
     "softmax that looks whether a row is empty": Planted(
         "layers.softmax:Softmax.forward",
         "if visible is not None:\n        z",
         "if (z == 0).any():\n        z",
-        "softmax",
+        "softmax/nothing-visible",
     ),
     "epsilon as a NumPy scalar": Planted(
-        "layers.rmsnorm:RMSNorm.forward", "self.eps", f"{NP}.float64(self.eps)", "rmsnorm"
+        "layers.rmsnorm:RMSNorm.forward", "self.eps", f"{NP}.float64(self.eps)", "rmsnorm/plain"
     ),
     "np.matmul in a linear layer": Planted(
-        "layers.linear:Linear.backward", "rows(dy).T @ rows(x)", f"{NP}.matmul(rows(dy).T, rows(x))", "linear"
+        "layers.linear:Linear.backward", "rows(dy).T @ rows(x)", f"{NP}.matmul(rows(dy).T, rows(x))", "linear/plain"
     ),
     "rows assigned instead of scattered": Planted(
         "layers.embedding:Embedding.backward",
         "scatter_add(self.weight.grad, ids.reshape(-1), rows(dy))",
         "self.weight.grad[ids.reshape(-1)] += rows(dy)",
-        "embedding",
+        "embedding/repeated-ids",
     ),
     "frequencies of the host in the rotation": Planted(
-        "layers.rope:RotaryEmbedding.table", "xp.asarray(self.frequencies)", "self.frequencies", "rope"
+        "layers.rope:RotaryEmbedding.table", "xp.asarray(self.frequencies)", "self.frequencies", "rope/from-200"
     ),
     "np.swapaxes in attention": Planted(
-        "layers.attention:merge", "x.swapaxes(1, 2)", f"{NP}.swapaxes(x, 1, 2)", "attention"
+        "layers.attention:merge", "x.swapaxes(1, 2)", f"{NP}.swapaxes(x, 1, 2)", "attention/left-padded"
     ),
     "the scale as a NumPy scalar": Planted(
         "layers.scaled_dot_product:ScaledDotProduct.forward",
         "1 / math.sqrt(q.shape[-1])",
         f"1 / {NP}.sqrt(q.shape[-1])",
-        "scaled dot product",
+        "scaled_dot_product/left-padded",
     ),
     "np.where in blocks of attention": Planted(
-        "layers.flash_attention:scores", "xp.where(visible", f"{NP}.where(visible", "flash attention"
+        "layers.flash_attention:scores", "xp.where(visible", f"{NP}.where(visible", "flash_attention/left-padded"
     ),
     "positions of the host in blocks of attention": Planted(
-        "layers.flash_attention:scores", "xp.arange(start", f"{NP}.arange(start", "flash attention"
+        "layers.flash_attention:scores", "xp.arange(start", f"{NP}.arange(start", "flash_attention/left-padded"
     ),
-    "np.maximum in the sigmoid": Planted("layers.swiglu:sigmoid", "xp.maximum(u", f"{NP}.maximum(u", "swiglu"),
+    "np.maximum in the sigmoid": Planted("layers.swiglu:sigmoid", "xp.maximum(u", f"{NP}.maximum(u", "swiglu/plain"),
     "a bound of the sigmoid as a NumPy scalar": Planted(
-        "layers.swiglu:sigmoid", "lowest_exponent(u.dtype)", f"{NP}.float64(lowest_exponent(u.dtype))", "swiglu"
+        "layers.swiglu:sigmoid", "lowest_exponent(u.dtype)", f"{NP}.float64(lowest_exponent(u.dtype))", "swiglu/plain"
     ),
     "a range over a number of the device": Planted(
-        "layers.moe:MoE.backward", "range(self.k)", "range(xp.sum(xp.ones(self.k, int)))", "moe k=2"
+        "layers.moe:MoE.backward", "range(self.k)", "range(xp.sum(xp.ones(self.k, int)))", "moe/k2-left-padded"
     ),
     "a count of tokens that is waited for": Planted(
-        "layers.moe:token_weights", "xp.maximum(xp.sum(counted), 1.0)", "max(float(xp.sum(counted)), 1.0)", "moe k=2"
+        "layers.moe:token_weights",
+        "xp.maximum(xp.sum(counted), 1.0)",
+        "max(float(xp.sum(counted)), 1.0)",
+        "moe/k2-left-padded",
     ),
-    "another kind of sort for the experts": Planted("backend:top_k", 'kind="stable"', 'kind="mergesort"', "moe k=2"),
-    "np.add in a block": Planted("layers.block:Block.forward", "h = x + a", f"h = {NP}.add(x, a)", "block"),
+    "another kind of sort for the experts": Planted(
+        "backend:top_k", 'kind="stable"', 'kind="mergesort"', "moe/k2-left-padded"
+    ),
+    "np.add in a block": Planted(
+        "layers.block:Block.forward", "h = x + a", f"h = {NP}.add(x, a)", "block/gqa-left-padded"
+    ),
     "initial= in the loss": Planted(
         "layers.cross_entropy:CrossEntropyLoss.forward",
         "keepdims=True)  # (..., V)",
         "keepdims=True, initial=-1e30)  # (..., V)",
-        "cross entropy",
+        "cross_entropy/part-of-a-batch",
     ),
     "a loss that is waited for": Planted(
         "layers.cross_entropy:CrossEntropyLoss.forward",
         "return loss, ",
         "return xp.asarray(float(loss), dtype=e.dtype), ",
-        "cross entropy",
+        "cross_entropy/part-of-a-batch",
     ),
     "chunks of the loss added up on the host": Planted(
         "layers.linear_cross_entropy:LinearCrossEntropy.forward",
         "loss = loss + loss_m",
         "loss = loss + float(loss_m)",
-        "linear cross entropy",
+        "linear_cross_entropy/part-of-a-batch",
     ),
     "a mask of the host in the model": Planted(
-        "model:MiniMindModel.context", "key = xp.asarray(mask)", "key = mask", "model"
+        "model:MiniMindModel.context", "key = xp.asarray(mask)", "key = mask", "model/gqa-tied-dense-left-padded"
     ),
     "ids of the host in the embedding": Planted(
         "model:MiniMindModel.forward",
         "to_device_of(input_ids, self.embed_tokens.weight.data)",
         "input_ids",
-        "model",
+        "model/gqa-tied-dense-left-padded",
     ),
     "auxiliary losses added up on the host": Planted(
-        "model:MiniMindModel.forward", "aux_loss + aux", "aux_loss + (aux if aux > 0 else 0 * aux)", "model of experts"
+        "model:MiniMindModel.forward",
+        "aux_loss + aux",
+        "aux_loss + (aux if aux > 0 else 0 * aux)",
+        "model/gqa-tied-moe-k1-left-padded",
     ),
 }
 
@@ -363,16 +379,14 @@ def planted(name: str) -> Any:
 
 
 def on_numpy(case: str) -> dict[str, Any]:
-    inputs = cast(CASES[case].inputs(np.random.default_rng(7)), np.float32)
-    return everything(CASES[case].layer().astype(np.float32), inputs, seed=8)
+    return everything(*drawn(CASES[case], np.float32))
 
 
 def on_the_device(case: str) -> tuple[dict[str, Any], int]:
     """What comes out, and how often the host waited."""
-    inputs = cast(CASES[case].inputs(np.random.default_rng(7)), np.float32)
-    layer = CASES[case].layer().astype(np.float32).to("cuda")
+    layer, inputs, dy = to_the_device(*drawn(CASES[case], np.float32))
     with strict_cupy.recording() as record:
-        found = everything(layer, inputs if case.startswith("model") else moved(inputs), seed=8)
+        found = everything(layer, inputs, dy)
     return found, len(record.reads)
 
 

@@ -10,10 +10,9 @@ from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_numpy
 from numpy_minimind.layer import Parameter
 from numpy_minimind.training import AdamW, TrainingDiverged, clip_grad_norm, evaluate
-from tests.cases_layers import CASES
 from tests.cupy import strict_cupy
-from tests.cupy.on_device import assert_same, everything, moved, stream, trainer
-from tests.helpers import V, cast, model_of, padding_mask
+from tests.cupy.on_device import CASES, assert_same, drawn, everything, moved, stream, to_the_device, trainer
+from tests.helpers import V, model_of, padding_mask
 
 EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
 dense_and_experts = pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["dense", "experts"])
@@ -29,20 +28,14 @@ def device() -> Iterator[None]:
 @pytest.mark.parametrize("name", CASES)
 def test_forward_backward_and_inference_of_every_layer(name, dtype):
     """The same NumPy calls, so the same bits; where the backend takes another way (`scatter_add`), to rounding."""
-    case = CASES[name]
-    inputs = cast(case.inputs(np.random.default_rng(7)), dtype)
-    here = everything(case.layer().astype(dtype), inputs, seed=8)
-    layer = case.layer().astype(dtype).to("cuda")
-    on_host = isinstance(layer, MiniMindForCausalLM)  # takes ids and masks from the host
-    there = everything(layer, inputs if on_host else moved(inputs), seed=8)
-    exact = "model" not in name and name not in ("embedding", "flash attention")
+    here = everything(*drawn(CASES[name], dtype))
+    there = everything(*to_the_device(*drawn(CASES[name], dtype)))
+    exact = CASES[name].layer not in ("embedding", "flash_attention", "model")
     for part, value in here.items():
         if value is None or (part == "gradients" and not value):
             assert not there[part]
-            continue
-        if on_host and part == "saved":
-            value, there[part] = value._replace(model=None), there[part]._replace(model=None)
-        assert_same(there[part], value, exact, 8 * float(np.finfo(dtype).eps))
+        else:
+            assert_same(there[part], value, exact, 8 * float(np.finfo(dtype).eps))
 
 
 # -- a whole model -----------------------------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from numpy_minimind.checking.points import context, redraw_parameters
+from numpy_minimind.checking import layers as checking
+from numpy_minimind.checking.points import B as ROWS
+from numpy_minimind.checking.points import Point, context, redraw_parameters
 from numpy_minimind.checking.probe import named_inputs
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
@@ -44,13 +46,9 @@ ONE_WORD = "a softmax over one word is 1"
 NO_LABEL = "no label counts"
 
 
-class Point(NamedTuple):
-    """A layer with weights of a trained size, and inputs."""
-
-    layer: Layer
-    inputs: tuple[Any, ...]
-    zero: Mapping[str, str] = {}  # gradients that must vanish here, and why
-    options: Mapping[str, Any] = {}  # for check_layer
+def vanishing(layer: Layer, inputs: tuple[Any, ...], zero: Mapping[str, str]) -> Point:
+    """A point at which the gradients of these names vanish, for these reasons."""
+    return Point(layer, inputs, {"expected_zero": zero})
 
 
 def part(point: Point, rows: slice) -> tuple[Any, ...]:
@@ -134,8 +132,8 @@ class RMSNormCase(Case):
         if self.zero_row:
             x[0, 0] = 0
         options = {"independent_rows": ("x",), "smallest_scale": self.eps**0.5}
-        reason = {} if x.any() else {"weight": "x is 0, so n is 0"}
-        return Point(redraw_parameters(RMSNorm(self.D, self.eps), rng), (x,), reason, options)
+        zero = {} if x.any() else {"weight": "x is 0, so n is 0"}
+        return Point(redraw_parameters(RMSNorm(self.D, self.eps), rng), (x,), {"expected_zero": zero, **options})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ class SoftmaxCase(Case):
         x = rng.normal(0.0, self.scale, (self.B, self.T, self.S))
         shape = {"none": None, "shared": (self.T, self.S), "own": x.shape}[self.mask]
         visible = None if shape is None else rng.random(shape) < 0.7
-        return Point(Softmax(), (x, visible), {"x": ONE_KEY} if most_keys(visible, self.S) < 2 else {})
+        return vanishing(Softmax(), (x, visible), {"x": ONE_KEY} if most_keys(visible, self.S) < 2 else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +189,7 @@ class ScaledDotProductCase(Case):
             visible = rng.random((self.B, 1, self.T, self.S)) < 0.6
         seen = most_keys(visible, self.S)
         zero = {**({"q": ONE_KEY, "k": ONE_KEY} if seen < 2 else {}), **({"v": NO_KEY} if seen == 0 else {})}
-        return Point(ScaledDotProduct(), (q, k, v, visible), zero)
+        return vanishing(ScaledDotProduct(), (q, k, v, visible), zero)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +209,7 @@ class FlashAttentionCase(Case):
         mask = rng.random((self.B, S)) < 0.6 if self.masked else None
         seen = most_keys(np.ones((self.B, S)) if mask is None else mask, S)  # the last query sees them all
         zero = {**({"q": ONE_KEY, "k": ONE_KEY} if seen < 2 else {}), **({"v": NO_KEY} if seen == 0 else {})}
-        return Point(FlashAttention(*self.blocks), (q, k, v, mask), zero)
+        return vanishing(FlashAttention(*self.blocks), (q, k, v, mask), zero)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +240,7 @@ class CrossEntropyCase(Case):
         reason = NO_LABEL if self.ignored == targets.size else ONE_WORD
         zero = {"logits": reason} if self.V == 1 or self.ignored == targets.size else {}
         logits = rng.normal(0.0, self.scale, (self.B, self.T, self.V))
-        return Point(CrossEntropyLoss(), (logits, targets.reshape(self.B, self.T), self.items), zero)
+        return vanishing(CrossEntropyLoss(), (logits, targets.reshape(self.B, self.T), self.items), zero)
 
     def of_sums(self) -> Case:
         return replace(self, items=31)
@@ -266,7 +264,7 @@ class LinearCrossEntropyCase(Case):
         head = redraw_parameters(Linear(self.D, self.V, rng=rng), rng)
         layer = LinearCrossEntropy(head.weight, chunk=self.chunk)
         h = rng.normal(size=(self.B, self.T, self.D))
-        return Point(layer, (h, targets.reshape(self.B, self.T), self.items), zero)
+        return vanishing(layer, (h, targets.reshape(self.B, self.T), self.items), zero)
 
     def of_sums(self) -> Case:
         return replace(self, items=31)
@@ -292,7 +290,7 @@ class MoECase(Case):
             layer.gate.weight.data[self.favourite, 0] = 6
         counted = padding(self.T, self.pads)
         _, saved = layer.forward(x, counted)
-        return Point(layer, (x, counted), without_gradient(layer, saved))
+        return vanishing(layer, (x, counted), without_gradient(layer, saved))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +309,7 @@ class AttentionCase(Case):
         shared = context(c, self.T, padding(self.T, self.pads), self.start)
         layer = redraw_parameters(Attention(c, rng=rng), rng)
         x = rng.normal(size=(self.B, self.T, self.D))
-        return Point(layer, (x, shared), scores_without_gradient(shared.visible, self.T))
+        return vanishing(layer, (x, shared), scores_without_gradient(shared.visible, self.T))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +328,17 @@ class BlockCase(AttentionCase):
         if self.E:
             _, saved = layer.forward(x, shared)
             zero |= without_gradient(layer.mlp, saved.mlp, "mlp.")
-        return Point(layer, (x, shared), zero)
+        return vanishing(layer, (x, shared), zero)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointCase(Case):
+    """A point of checking/layers: of layers that are not drawn."""
+
+    layer: str
+
+    def point(self) -> Point:
+        return checking.CASES[self.layer][0].draw(self.seed)[1]
 
 
 def heads(case: Any, **fields: Any) -> MiniMindConfig:
@@ -464,7 +472,7 @@ def strategies_of(n: int) -> dict[str, st.SearchStrategy[Any]]:
     """A strategy for each layer; sizes go to about n."""
     m = upto(n)
     masks = st.sampled_from(["none", "shared", "own"])
-    return {
+    drawn = {
         "linear": st.builds(LinearCase, B=m, T=m, inputs=m, outputs=m, seed=seeds),
         "embedding": st.builds(EmbeddingCase, B=m, T=m, V=m, D=m, seed=seeds),
         "rmsnorm": st.builds(RMSNormCase, B=m, T=m, D=m, eps=epsilons, zero_row=st.booleans(), seed=seeds),
@@ -489,6 +497,12 @@ def strategies_of(n: int) -> dict[str, st.SearchStrategy[Any]]:
         "cross_entropy": cross_entropy_cases(n),
         "linear_cross_entropy": linear_cross_entropy_cases(n),
     }  # fmt: skip
+    others = {
+        name: st.builds(PointCase, layer=st.just(name), B=st.just(ROWS), seed=seeds)
+        for name in checking.CASES
+        if name not in {*drawn, "model"}  # which has drawn_models.py
+    }
+    return drawn | others
 
 
 # -- edges, tried at every run ---------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Every layer at sizes, masks, positions and numbers that nobody chose: right gradients, and the contract.
 
-The contract on chosen sizes is in `tests/layers/test_contract.py`, the gradients of named cases are in
-`tests/checking/test_cases.py`; here Hypothesis draws the sizes, and when something fails it looks for the smallest
-case that fails.
+Gradients and contract at chosen points are in `tests/checking/test_cases.py` and `tests/layers/test_contract.py`; here
+Hypothesis draws the sizes, and when something fails it looks for the smallest case that fails.
 """
 
 from collections.abc import Callable
@@ -12,15 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, reject
 
-from numpy_minimind import layers
 from numpy_minimind.checking import check_layer, complex_step_check
+from numpy_minimind.checking.contract import infer
 from numpy_minimind.checking.gradcheck import strided_copy
-from numpy_minimind.checking.points import MARGIN, routers, routing_margin
+from numpy_minimind.checking.layers import CASES
+from numpy_minimind.checking.points import MARGIN, Point, routers, routing_margin
 from numpy_minimind.checking.probe import as_gradients, map_arrays, outputs
 from numpy_minimind.checking.report import WRONG, GradReport
 from numpy_minimind.layer import Layer
 from tests.helpers import arrays, cast, gradients_of
-from tests.properties.drawn_layers import EDGES, Case, Point, near, of_profile, part, strategies_of
+from tests.properties.drawn_layers import EDGES, Case, near, of_profile, part, strategies_of
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -33,7 +33,7 @@ each_layer = pytest.mark.parametrize("name", SMALL)
 def holds(prop: Callable[[Case], None], name: str, strategies: dict[str, Any] = SMALL, share: float = 1.0) -> None:
     """Try a property on the edges of a layer, and on drawn cases."""
     tried = of_profile(share)(given(case=strategies[name])(prop))
-    for case in EDGES[name]:
+    for case in EDGES.get(name, ()):
         tried = example(case=case)(tried)
     tried()
 
@@ -52,13 +52,8 @@ def cotangents(case: Case, y: Any) -> list[np.ndarray]:
     return [np.broadcast_to(rng.normal(size=np.shape(o)[-1:]), np.shape(o)) for o in outputs(y)]
 
 
-def test_what_is_drawn_are_layers():
-    """Those that are not drawn are checked at their points: checking/layers."""
-    files = {case.__name__.removesuffix("Case").lower() for case in map(type, (e[0] for e in EDGES.values()))}
-    exported = {name.lower() for name in layers.__all__}
-    names = {"rope": "rotaryembedding", "crossentropy": "crossentropyloss"}
-    assert {names.get(name, name) for name in files} <= exported and len(files) >= 13
-    assert SMALL.keys() == EDGES.keys()
+def test_every_layer_is_drawn_or_has_a_point():
+    assert SMALL.keys() == LARGER.keys() == CASES.keys() - {"model"} >= EDGES.keys()
 
 
 # -- gradients -------------------------------------------------------------------------------------------------
@@ -66,10 +61,8 @@ def test_what_is_drawn_are_layers():
 
 def by_complex_step(case: Case, point: Point) -> tuple[bool, GradReport]:
     """Whether all tensors agree with the complex step, which subtracts nothing and so resolves everything."""
-    options = {k: v for k, v in point.options.items() if k != "smallest_scale"}
-    report = complex_step_check(
-        point.layer, *point.inputs, rng=case.seed, name=repr(case), expected_zero=point.zero, **options
-    )
+    options = {k: v for k, v in point.options.items() if k not in ("smallest_scale", "strided")}
+    report = complex_step_check(point.layer, *point.inputs, rng=case.seed, name=repr(case), **options)
     # A gradient that is what is left of larger terms has fewer digits of its own.
     wrong = [r for r in report.failed if r.verdict != WRONG or not r.max_error <= 1e-12 * max(1.0, r.max_analytic)]
     return not report.faults and not wrong, report
@@ -86,10 +79,8 @@ def well_routed(case: Case) -> Point:
 def gradients_are_right(case: Case) -> None:
     """All tensors against central differences, and the protocol; on strided inputs for every second seed."""
     point = well_routed(case)
-    report = check_layer(
-        point.layer, *point.inputs, rng=case.seed, name=repr(case), expected_zero=point.zero,
-        strided=bool(case.seed % 2), **point.options,
-    )  # fmt: skip
+    options = {"strided": bool(case.seed % 2), **point.options}
+    report = check_layer(point.layer, *point.inputs, rng=case.seed, name=repr(case), **options)
     assert not report.faults, str(report)
     if not report.ok:
         # Nobody chose this point: a gradient may vanish here, or bend within a step. The complex step knows.
@@ -147,7 +138,8 @@ def the_dtype_stays(case: Case) -> None:
     layer, inputs = point.layer.astype(np.float32), cast(point.inputs, np.float32)
     y, saved = layer.forward(*inputs)
     dx = layer.backward(*(np.asarray(d, np.float32) for d in cotangents(case, y)), saved)
-    floats = [a for a in arrays([outputs(y), saved, dx, gradients_of(layer)]) if a.dtype.kind == "f"]
+    everywhere = [outputs(y), saved, dx, gradients_of(layer), infer(layer, inputs)]
+    floats = [a for a in arrays(everywhere) if a.dtype.kind == "f"]
     assert {a.dtype for a in floats} == {np.dtype(np.float32)}
     assert all(np.isfinite(a).all() for a in floats)
 

@@ -19,7 +19,7 @@ from numpy_minimind.checking.differences import Effort
 from numpy_minimind.checking.gradcheck import check_layer
 from numpy_minimind.checking.lab import weak_checks
 from numpy_minimind.checking.lab.mutation import Mutant
-from numpy_minimind.checking.layers import CASES, KNOWN, MODULES, MUTANTS, reference_faults
+from numpy_minimind.checking.layers import KNOWN, MODULES, MUTANTS, TYPICAL, reference_faults
 from numpy_minimind.checking.layers.optimizer import optimizer_faults
 from numpy_minimind.checking.points import Point
 from numpy_minimind.checking.report import GradReport
@@ -148,7 +148,7 @@ def outcome_of(check: Callable[[], str | None]) -> Outcome:
 
 def columns(layer: str, weak: bool, seed: int) -> dict[str, Callable[[], str | None]]:
     """Return {column: function that returns a fault or None} for the columns that apply to a layer."""
-    cases, effort = mutated_cases(layer), getattr(MODULES[layer], "MUTANTS_EFFORT", None)
+    cases, effort = TYPICAL.get(layer, ()), getattr(MODULES[layer], "MUTANTS_EFFORT", None)
     found: dict[str, Callable[[], str | None]] = {}
     if cases:
         found[DIFFERENCES] = _first_of([_differences(*case.draw(seed), effort) for case in cases])
@@ -164,14 +164,8 @@ def columns(layer: str, weak: bool, seed: int) -> dict[str, Callable[[], str | N
     return found
 
 
-def mutated_cases(layer: str) -> list[Case]:
-    """List the cases at which the mutants of a layer are tried, the first one also by the weak checks."""
-    cases = {case.id: case for case in CASES.get(layer, ())}
-    return [cases[f"{layer}/{name}"] for name in getattr(MODULES[layer], "MUTANTS_AT", ())]
-
-
 def _weak_columns(layer: str, cases: Sequence[Case], seed: int) -> dict[str, Callable[[], str | None]]:
-    """Only what runs the layer at all: no weak check here reads through a cache."""
+    """Only what runs the layer at all, at its first case: no weak check here reads through a cache."""
     if layer == "optimizer":
         return {WEAK[4]: weak_checks.the_loop_trains}
     if not cases:

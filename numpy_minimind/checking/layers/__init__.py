@@ -35,8 +35,15 @@ def _cases(name: str, module: ModuleType, attribute: str = "CASES") -> tuple[Cas
     return tuple(Case(f"{name}/{case}", build, effort) for case, build in getattr(module, attribute, {}).items())
 
 
+def _typical(module: ModuleType, cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The few at which mutants are tried; of a layer without mutants the first."""
+    names = getattr(module, "MUTANTS_AT", None)
+    return cases[:1] if names is None else tuple(case for name in names for case in cases if case.name == name)
+
+
 MODULES = _modules()
 CASES: dict[str, tuple[Case, ...]] = {name: _cases(name, m) for name, m in MODULES.items() if hasattr(m, "CASES")}
+TYPICAL: dict[str, tuple[Case, ...]] = {name: _typical(MODULES[name], cases) for name, cases in CASES.items()}
 KNOWN: dict[str, list[ReferenceValue]] = {name: m.KNOWN for name, m in MODULES.items() if hasattr(m, "KNOWN")}
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for m in MODULES.values() for mutant in m.MUTANTS)
 

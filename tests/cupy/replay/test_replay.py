@@ -101,10 +101,10 @@ def test_the_recorder_notes_each_kind_of_call_and_leaves_no_trace():
 
 def test_the_workload_runs_on_the_stand_in():
     from tests.cupy.replay.recorder import recording
-    from tests.cupy.replay.workload import run_generation, run_layer
+    from tests.cupy.replay.workload import CASES, run_generation, run_layer
 
     with recording(stand_in) as recorder:
-        run_layer("moe k=2", np.float32)
+        run_layer(CASES["moe/k2-left-padded"], np.float32)
         run_generation({})
     names = {call.name for call in recorder.calls}
     assert {"partition", "searchsorted", "take_along_axis", "get", "__setitem__"} <= names

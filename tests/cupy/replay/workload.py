@@ -7,15 +7,15 @@ import numpy as np
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_device, to_numpy
+from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.data.batches import Batch
-from numpy_minimind.layers import MoE
 from numpy_minimind.measuring.floors import DecodeFloor, prefill_floors, training_floors
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
 from numpy_minimind.training import AdamW, Trainer, clip_grad_norm
 from numpy_minimind.training.adamw import FLUSH_EVERY
 from numpy_minimind.training.trainer import evaluate
-from tests.cases_layers import CASES
+from tests.cupy.on_device import CASES, drawn, everything
 from tests.helpers import config, settled
 from tests.yarns import SHORT
 
@@ -47,23 +47,10 @@ def ids_and_mask(rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(3, 23, (rows, tokens)), mask
 
 
-def run_layer(name: str, dtype: Any) -> None:
-    """Forward, backward and inference of one layer of the contract."""
-    case, rng = CASES[name], np.random.default_rng(0)
-    layer = case.layer().astype(dtype).to("cuda")
-    inputs = on_device(map_arrays(case.inputs(rng), lambda a: a.astype(dtype) if a.dtype.kind == "f" else a))
-    out, saved = layer.forward(*inputs)
-
-    def cotangent(y: Any) -> Any:
-        return to_device(rng.standard_normal(y.shape).astype(y.dtype), "cuda")
-
-    outs = out if isinstance(out, tuple) else (out,)
-    cotangents = [cotangent(y) for y in outs]
-    if name.startswith("model"):
-        layer.backward(cotangents[0], saved, cotangents[1])
-    else:
-        layer.backward(*cotangents, saved)
-    layer(*(inputs[:1] if isinstance(layer, MoE) else inputs))
+def run_layer(case: Case, dtype: Any) -> None:
+    """Forward, backward and inference of one layer."""
+    layer, inputs, dy = drawn(case, dtype)
+    everything(layer.to("cuda"), on_device(inputs), on_device(dy))
 
 
 def run_training(overrides: dict[str, Any], tokens: int, checkpoint: bool = False) -> None:
@@ -133,9 +120,9 @@ def run_measurements() -> None:
 
 
 def run_everything() -> None:
-    for name in CASES:
+    for case in CASES.values():
         for dtype in (np.float32, np.float64):
-            run_layer(name, dtype)
+            run_layer(case, dtype)
     for overrides in MODELS.values():
         run_training(overrides, 11)
         run_generation(overrides)
