@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from numpy_minimind.checkpoint.pretrained import CONFIG
 from numpy_minimind.commands.places import WORDS
-from numpy_minimind.data.corpora import KINDS, Corpus, load_corpus
+from numpy_minimind.data.corpora import load_corpus
+from numpy_minimind.data.corpus import Corpus, TokenizerOrMaker
+from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.files import PathLike, model_folder
 from numpy_minimind.text.char import TOKENIZER
 
@@ -61,10 +62,10 @@ def suggesting(path: PathLike, is_right: Callable[[Path], bool]) -> Iterator[Non
         raise _with(error, [shlex.quote(str(place)) for place in near(path, is_right)]) from error
 
 
-def corpus_of(name: str, tokenizer: Any = None) -> Corpus:
+def corpus_of(name: str, tokenizer: TokenizerOrMaker | None = None, fingerprint: str | None = None) -> Corpus:
     """Load a corpus; if there is none of the name, say which may have been meant."""
     try:
-        return load_corpus(name, tokenizer)
+        return load_corpus(name, tokenizer, fingerprint)
     except FileNotFoundError as error:
         raise _with(error, [f"--corpus {shlex.quote(corpus)}" for corpus in _corpora_like(name)]) from error
 

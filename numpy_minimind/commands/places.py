@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numpy_minimind.data.corpora import is_jsonl
+from numpy_minimind.data.corpora import NO_FILES, is_jsonl
 from numpy_minimind.data.file_kinds import require_lasting
 
-WORDS = {"corpus": ("toy", "pydoc"), "tokenizer": ("char", "bpe"), "init_from": ()}  # values that are no paths
+WORDS = {"corpus": NO_FILES, "tokenizer": ("char", "bpe"), "init_from": ()}  # values that are no paths
 
 
 def split(name: str, value: Any) -> tuple[str, str] | None:

@@ -31,7 +31,9 @@ from numpy_minimind.commands.train_settings import build, fresh_settings
 from numpy_minimind.config import PRESETS
 from numpy_minimind.data import toy_language, toy_report
 from numpy_minimind.data.batches import IGNORE, Batch
-from numpy_minimind.data.corpora import Corpus, ToyCorpus, is_jsonl, short_name
+from numpy_minimind.data.corpora import is_jsonl, short_name
+from numpy_minimind.data.corpus import Corpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.generation.loop import generate
 from numpy_minimind.threads import one_blas_thread
 from numpy_minimind.training.distributed import Ranks, digest_of, process_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy_minimind.data.corpora import KINDS
+from numpy_minimind.data.jsonl_corpus import KINDS
 
 DEFAULTS: dict[str, Any] = {
     "corpus": "toy",

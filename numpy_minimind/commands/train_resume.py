@@ -11,7 +11,8 @@ from typing import Any
 from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.places import absolute, places, split
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
-from numpy_minimind.data.corpora import Corpus, ToyCorpus
+from numpy_minimind.data.corpus import Corpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.files import file_not_found
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.training.run_folder import RunFolder

@@ -16,7 +16,8 @@ from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_resume import find_corpus
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.corpora import Corpus, ToyCorpus
+from numpy_minimind.data.corpus import Corpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.text.pretrained import PretrainedTokenizer

@@ -16,8 +16,9 @@ from numpy_minimind.checkpoint import pth
 from numpy_minimind.commands import train_profile
 from numpy_minimind.commands.chat import TWICE
 from numpy_minimind.commands.train_settings import BETAS, DEFAULTS
-from numpy_minimind.data.corpora import BLOCK, HELD_OUT_LINES
 from numpy_minimind.data.jsonl import SHOWN
+from numpy_minimind.data.jsonl_corpus import HELD_OUT_LINES
+from numpy_minimind.data.text_corpus import BLOCK
 from numpy_minimind.generation.prefill import PART
 from numpy_minimind.layers import FlashAttention, RotaryEmbedding, flash_attention, kv_cache
 from numpy_minimind.layers.linear import FEW
