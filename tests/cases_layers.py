@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.checking import layers as checking
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers import (
     Attention,
@@ -113,6 +114,18 @@ CASES = {
     ),
     "model": Case(model_of, model_inputs),
     "model of experts": Case(lambda: model_of(tie_word_embeddings=False, **MOE), model_inputs),
+}
+
+
+def at_its_first_point(case: checking.Case) -> Case:
+    return Case(lambda: case.draw()[1].layer, lambda rng: case.draw()[1].inputs)
+
+
+# A layer that is not built above takes the first of its points.
+CASES |= {
+    name.replace("_", " "): at_its_first_point(cases[0])
+    for name, cases in checking.CASES.items()
+    if not any(own.startswith(name.replace("_", " ")) for own in CASES)
 }
 
 assert B not in (T, S, N, K, H, D, F, E, V)

@@ -21,10 +21,9 @@ import numpy as np
 
 from numpy_minimind.checking import report
 from numpy_minimind.checking.analytic import analytic_gradients
-from numpy_minimind.checking.conversion import converted
 from numpy_minimind.checking.differences import Effort, draw_sample
 from numpy_minimind.checking.gradcheck import generator_and_seed, missing
-from numpy_minimind.checking.probe import Probe, is_differentiable, map_arrays, named_inputs, tensors_of
+from numpy_minimind.checking.probe import Probe, converted, is_differentiable, map_arrays, named_inputs, tensors_of
 from numpy_minimind.checking.report import GradReport, TensorRow
 from numpy_minimind.checking.verdict import EPSILON, beyond, ratio
 from numpy_minimind.layer import Layer

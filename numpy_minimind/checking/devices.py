@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_device, to_numpy
-from numpy_minimind.checking.cases import LAYER_CASES, Case
-from numpy_minimind.checking.model_cases import MODEL_CASES
+from numpy_minimind.checking.cases import Case
+from numpy_minimind.checking.layers import select
 from numpy_minimind.checking.probe import as_gradients, draw_cotangents, map_arrays, outputs, tensors_of
 from numpy_minimind.layer import Layer
 
 # The loss as a layer is left out: it is NumPy's own, a second way to compute what `loss_and_grad` does.
-CASES: tuple[Case, ...] = (*LAYER_CASES, *(case for case in MODEL_CASES if not case.id.startswith("model/loss")))
+CASES = tuple(case for case in select() if not case.id.startswith("model/loss"))
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}  # of each tensor's largest value
 
 

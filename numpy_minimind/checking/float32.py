@@ -14,9 +14,8 @@ import numpy as np
 
 from numpy_minimind.checking import report
 from numpy_minimind.checking.analytic import gradients_put_back
-from numpy_minimind.checking.conversion import converted
 from numpy_minimind.checking.gradcheck import generator_and_seed
-from numpy_minimind.checking.probe import as_gradients, draw_cotangents, map_arrays, outputs, tensors_of
+from numpy_minimind.checking.probe import as_gradients, converted, draw_cotangents, map_arrays, outputs, tensors_of
 from numpy_minimind.checking.report import GradReport, TensorRow
 from numpy_minimind.layer import Layer
 

@@ -20,12 +20,51 @@ from numpy_minimind.layers import RotaryEmbedding
 MARGIN = 1e-3  # between the probabilities of neighbours in the router's order, down to the first not chosen
 
 
+B, T, S, N, K, H, D, F, E, V = 3, 5, 6, 4, 2, 8, 7, 9, 4, 11  # experts and heads never meet in one array
+YARN = {
+    "type": "yarn",
+    "factor": 4,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4,
+    "beta_slow": 1,
+    "attention_factor": 1.2,
+}
+ONE_KEY = "a softmax over one key is 1, whatever query and key are"
+Rng = np.random.Generator
+
+CAUSAL = np.tri(T, dtype=bool)
+LATER = np.tri(T, S, S - T, dtype=bool)  # the last T of S tokens ask
+LEFT_PADDED = LATER & (np.arange(S) >= np.array([0, 2, 4])[:, None, None, None])  # (B, 1, T, S)
+NO_LABEL_COUNTS = "no label counts, so the loss is 0 whatever the logits are"
+
+
 class Point(NamedTuple):
     """A layer, its inputs, and what `check_layer` must be told about them."""
 
     layer: Layer
     inputs: tuple[Any, ...]
     options: Mapping[str, Any] = {}
+
+
+def config(**fields: Any) -> MiniMindConfig:
+    """Return a small configuration with pairwise different sizes."""
+    small: dict[str, Any] = {
+        "hidden_size": D,
+        "num_hidden_layers": 2,
+        "num_attention_heads": N,
+        "num_key_value_heads": K,
+        "head_dim": H,
+        "vocab_size": V,
+        "intermediate_size": F,
+        "rope_theta": 100.0,
+        "num_experts": E,
+        "max_position_embeddings": 256,
+        "router_aux_loss_coef": 0.3,  # large enough for the auxiliary gradient to count beside the other
+    }
+    return MiniMindConfig(**{**small, **fields})
+
+
+Build = Callable[[Rng], Point]
 
 
 def redraw_parameters(layer: Layer, rng: np.random.Generator) -> Any:

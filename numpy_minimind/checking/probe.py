@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,3 +209,19 @@ def _fields_named_chosen(tree: Any) -> Iterator[np.ndarray]:
     if isinstance(tree, (tuple, list)):
         for value in tree:
             yield from _fields_named_chosen(value)
+
+
+@contextmanager
+def converted(layer: Layer, dtype: Any) -> Iterator[None]:
+    """Let every parameter be of `dtype` inside the block, with a gradient of zeros; then put its arrays back."""
+    held = [(parameter, parameter.data, parameter.grad) for _, parameter in layer.named_parameters()]
+    own_dtype = held[0][1].dtype if held else np.float64
+    for parameter, _, _ in held:
+        parameter.grad = None
+    try:
+        layer.astype(dtype)
+        yield
+    finally:
+        for parameter, data, grad in held:
+            parameter.data, parameter.grad = data, grad
+        layer.astype(own_dtype)  # whatever else the layer converts along with its parameters

@@ -54,30 +54,6 @@ class ReferenceValue:
         return None if error <= self.tolerance * size else f"{self.name}: off by {error:.1e}, known {self.source}"
 
 
-def wave(*shape: int, phase: float = 0.0) -> np.ndarray:
-    """Return numbers that anybody can make again: sin(1 + phase + i + 0.37 i^2), i = 0, 1, 2, ..., in `shape`.
-
-    (Without the square every matrix would have rank 2.)
-    """
-    i = np.arange(np.prod(shape))
-    return np.sin(1 + phase + i + 0.37 * i * i).reshape(shape)
-
-
-def waved_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return weights of about a trained size: matrices sqrt(2 / fan-in) wave, gains 1 + wave / 3."""
-    return {
-        name: 1 + wave(*shape, phase=i) / 3 if len(shape) == 1 else wave(*shape, phase=i) * np.sqrt(2 / shape[-1])
-        for i, (name, shape) in enumerate(shapes.items())
-    }
-
-
-def waved(layer: Any) -> Any:
-    """Give a layer the weights of `waved_weights`, in float64; return it."""
-    layer.astype(np.float64)
-    layer.load_state_dict(waved_weights({name: p.shape for name, p in layer.named_parameters()}))
-    return layer
-
-
 def with_weights(layer: Any, **weights: Any) -> Any:
     """Put these numbers into the parameters of those names ("__" for "."), in float64; return the layer."""
     layer.astype(np.float64)
@@ -87,14 +63,19 @@ def with_weights(layer: Any, **weights: Any) -> Any:
     return layer
 
 
-def fingerprint(a: Any) -> float:
-    """Return one number that depends on every element and its place: the product with a wave."""
-    return float(np.sum(np.asarray(a) * wave(*np.shape(a), phase=0.5)))
-
-
 def gradients(layer: Layer, inputs: tuple[Any, ...], *cotangents: Any) -> dict[str, Any]:
     """Run forward and backward once; return {"y": outputs, "dx": what backward returned, name: gradient, ...}."""
     layer.zero_grad()
     y, saved = layer.forward(*inputs)
     dx = layer.backward(*cotangents, saved)
     return {"y": y, "dx": dx, **{name: p.grad for name, p in layer.named_parameters()}}
+
+
+def known(
+    name: str, compute: Callable[[], Any], expected: Any, source: str = BY_HAND, tolerance: float = 1e-9
+) -> ReferenceValue:
+    return ReferenceValue(name, compute, expected, tolerance, source)
+
+
+def array(*numbers: Any) -> np.ndarray:
+    return np.array(numbers, np.float64)

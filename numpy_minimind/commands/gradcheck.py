@@ -19,8 +19,7 @@ from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.lab import kill_matrix as matrix
 from numpy_minimind.checking.lab.error_curves import KINDS, error_table, step_size_curves
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT
-from numpy_minimind.checking.model_cases import select
-from numpy_minimind.checking.mutants import MUTANTS
+from numpy_minimind.checking.layers import MUTANTS, select
 from numpy_minimind.checking.report import HEADER, SUMMARY_HEADER, GradReport, LayerSummary
 from numpy_minimind.commands.common import status
 from numpy_minimind.commands.progress import attempt

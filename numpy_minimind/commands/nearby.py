@@ -12,10 +12,11 @@ from pathlib import Path
 from numpy_minimind.checkpoint.pretrained import CONFIG
 from numpy_minimind.commands.places import WORDS
 from numpy_minimind.data.corpora import load_corpus
-from numpy_minimind.data.corpus import Corpus, TokenizerOrMaker
+from numpy_minimind.data.corpus import Corpus, NewTokenizer
 from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.files import PathLike, model_folder
 from numpy_minimind.text.char import TOKENIZER
+from numpy_minimind.text.tokenizer import Tokenizer
 
 SHOWN = 3
 
@@ -62,7 +63,7 @@ def suggesting(path: PathLike, is_right: Callable[[Path], bool]) -> Iterator[Non
         raise _with(error, [shlex.quote(str(place)) for place in near(path, is_right)]) from error
 
 
-def corpus_of(name: str, tokenizer: TokenizerOrMaker | None = None, fingerprint: str | None = None) -> Corpus:
+def corpus_of(name: str, tokenizer: Tokenizer | NewTokenizer | None = None, fingerprint: str | None = None) -> Corpus:
     """Load a corpus; if there is none of the name, say which may have been meant."""
     try:
         return load_corpus(name, tokenizer, fingerprint)

@@ -16,7 +16,7 @@ from numpy_minimind.commands.places import absolute
 from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
 from numpy_minimind.commands.train_resume import find_corpus
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.corpus import Corpus
+from numpy_minimind.data.corpus import Corpus, NewTokenizer
 from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.load import load_tokenizer
@@ -189,7 +189,7 @@ def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalL
     )
 
 
-def _tokenizer(name: str) -> Any:
+def _tokenizer(name: str) -> Tokenizer | NewTokenizer | None:
     """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
     if name == "char":
         return None

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from numpy_minimind.data.convert import first_record, how_to_convert, is_record, shape
-from numpy_minimind.data.corpus import Corpus, TokenizerOrMaker
+from numpy_minimind.data.corpus import Corpus, NewTokenizer
 from numpy_minimind.data.jsonl_corpus import KINDS, JsonLinesCorpus
 from numpy_minimind.data.sft import WHICH_TOKENIZER
 from numpy_minimind.data.text_corpus import TextCorpus, pydoc_text, read_text
 from numpy_minimind.data.toy_corpus import ToyCorpus
+from numpy_minimind.text.tokenizer import Tokenizer
 
 NO_FILES = ("toy", "pydoc")  # corpora that are words
 
 
-def load_corpus(name: str, tokenizer: TokenizerOrMaker | None = None, fingerprint: str | None = None) -> Corpus:
+def load_corpus(name: str, tokenizer: Tokenizer | NewTokenizer | None = None, fingerprint: str | None = None) -> Corpus:
     """Return a corpus by name.
 
     Parameters

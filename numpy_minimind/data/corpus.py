@@ -14,8 +14,7 @@ from numpy_minimind.data.left_out import LeftOut
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.tokenizer import Tokenizer
 
-# A tokenizer, or a function that makes one of the texts to train on.
-TokenizerOrMaker = Tokenizer | Callable[[Iterable[str]], Tokenizer]
+NewTokenizer = Callable[[Iterable[str]], Tokenizer]  # makes one of the texts that it is to spell
 
 
 class AttentionMap(NamedTuple):
@@ -101,6 +100,6 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def made(tokenizer: TokenizerOrMaker, texts: Iterable[str]) -> Tokenizer:
+def made(tokenizer: Tokenizer | NewTokenizer, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer, or what a function that makes one makes of the texts."""
     return tokenizer(texts) if callable(tokenizer) else tokenizer

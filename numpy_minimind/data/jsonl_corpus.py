@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy_minimind.data.batches import IGNORE, Batch, EpochStream, Row, pad_labelled
-from numpy_minimind.data.corpus import Corpus, TokenizerOrMaker, made
+from numpy_minimind.data.corpus import Corpus, NewTokenizer, made
 from numpy_minimind.data.jsonl import JsonLines, type_name
 from numpy_minimind.data.left_out import Cut, LeftOut, Unknown
 from numpy_minimind.data.samples import answered, beginning, continued
 from numpy_minimind.data.sft import check_conversation, check_tokenizer, contents, conversation_row
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.text.tokenizer import Tokenizer
 
 HELD_OUT_LINES = 500  # at most
 LOOKED_AT, LOOKED_AT_CHARACTERS = 1000, 500_000  # to say what is left out
@@ -34,7 +35,7 @@ class JsonLinesCorpus(Corpus):
         A callable makes one of the training lines' texts.
     """
 
-    def __init__(self, name: str, tokenizer: TokenizerOrMaker) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer | NewTokenizer) -> None:
         self.name = name
         kind, _, path = name.partition(":")
         self.kind = KINDS[kind]
@@ -138,8 +139,8 @@ class Kind(NamedTuple):
     """What a line of a JSONL corpus is: what it and the tokenizer must have, its row, its texts for a new tokenizer."""
 
     check: Callable[[dict[str, Any]], None]
-    check_tokenizer: Callable[[Any], None]
-    row: Callable[[dict[str, Any], Any, int], Row]
+    check_tokenizer: Callable[[Tokenizer], None]
+    row: Callable[[dict[str, Any], Tokenizer, int], Row]
     texts: Callable[[dict[str, Any]], Iterable[str]]
     seq_len: int  # ids of a row, as MiniMind has it
     tokens: str  # what is learned of a line, in words
@@ -155,16 +156,16 @@ def check_text(record: dict[str, Any]) -> None:
         raise ValueError(f'{what} "text", expected a string{hint}')
 
 
-def check_ends(tokenizer: Any) -> None:
+def check_ends(tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer without bos or eos."""
     if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no bos_token or no eos_token, with which a row begins and ends")
 
 
-def text_row(record: dict[str, Any], tokenizer: Any, seq_len: int) -> Row:
+def text_row(record: dict[str, Any], tokenizer: Tokenizer, seq_len: int) -> Row:
     """Return bos, as many tokens of the text as leave room for it and for eos, eos: every one is learned."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = np.concatenate(([bos], tokenizer.encode_array(record["text"])[: seq_len - 2], [eos])).astype(np.int64)
+    ids = np.array([bos, *tokenizer.encode(record["text"])[: seq_len - 2], eos], np.int64)
     return Row(ids, ids)
 
 

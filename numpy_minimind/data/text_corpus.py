@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from numpy_minimind.data.batches import Batch, BatchStream, cover, in_batches, window_starts, windows_at
-from numpy_minimind.data.corpus import Corpus, TokenizerOrMaker, made, sha256
+from numpy_minimind.data.corpus import Corpus, NewTokenizer, made, sha256
 from numpy_minimind.data.file_kinds import refuse_binary, refuse_folder
 from numpy_minimind.data.left_out import LeftOut, Unknown
 from numpy_minimind.data.samples import beginning, continued
 from numpy_minimind.files import file_not_found
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.char import CharTokenizer
+from numpy_minimind.text.tokenizer import Tokenizer
 
 BLOCK = 4096  # characters; every tenth block is held out
 
@@ -37,7 +38,7 @@ class TextCorpus(Corpus):
     begins_with_bos = separate_rows = False
 
     def __init__(
-        self, name: str, text: str, tokenizer: TokenizerOrMaker | None = None, notes: tuple[str, ...] = ()
+        self, name: str, text: str, tokenizer: Tokenizer | NewTokenizer | None = None, notes: tuple[str, ...] = ()
     ) -> None:
         self.name, self.text, self.notes = name, text, notes
         train, held_out = split_text(text)

@@ -1,9 +1,9 @@
 """Everything that knows what a token spells: tokenizers, chat templates, the text of ids that arrive one by one.
 
 tokenizer.py says what a tokenizer is, load.py loads one; char.py and pretrained.py are the two that there are, bpe.py
-makes the second kind from text, added_tokens.py is what stands beside its vocabulary. chat_template.py writes a
-conversation as a model wants it, in the walls of sandbox.py; stream_decoder.py decodes while a model writes;
-conversation.py talks.
+makes the second kind from text, added_tokens.py is what stands beside its vocabulary, byte_level.py its letters.
+chat_template.py writes a conversation as a model wants it, in the walls of sandbox.py, at the prices of costs.py; what
+somebody typed stays text by typed_marks.py. stream_decoder.py decodes while a model writes; conversation.py talks.
 """
 
 from typing import TYPE_CHECKING

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,13 @@ import numpy as np
 from numpy_minimind.files import CheckpointError, PathLike
 from numpy_minimind.messages import needs_extra
 from numpy_minimind.text import bpe
-from numpy_minimind.text.added_tokens import FLAGS, ROLES, content, tokens_of, tokens_to_add
+from numpy_minimind.text.added_tokens import FLAGS, tokens_of, tokens_to_add
 from numpy_minimind.text.byte_level import BYTES, bytes_of
 from numpy_minimind.text.char import TOKENIZER, TOKENIZER_CONFIG, ids_to_decode, save_tokenizer, sha256_of
 from numpy_minimind.text.chat_template import Rendered, chosen, render
-
-__all__ = ["ROLES", "PretrainedTokenizer", "content"]
+from numpy_minimind.text.typed_marks import TypedMarks
 
 CORRUPTING = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-CUT = f"\U0010f001{secrets.token_hex(8)}\U0010f001"  # in the middle of a token that somebody typed
 OURS = "numpy_minimind"  # what of tokenizer_config.json no other program knows
 
 
@@ -157,7 +154,7 @@ class PretrainedTokenizer:
             return ""
         self.encode(text)  # says what is no text
         if self._model_unknown is None:
-            plain = "".join(self._special.split(text)[::2])
+            plain = "".join(self._typed_marks.pattern.split(text)[::2])
             dropped = {character for character in set(plain) if not character.isspace() and self._drops(character)}
             return "".join(character for character in plain if character in dropped)
         encoding, own = self._tokenizer.encode(text, add_special_tokens=False), self._model_unknown
@@ -295,20 +292,13 @@ class PretrainedTokenizer:
         whoever types ``<|im_end|>`` does not end the turn. Otherwise the ids are those of
         ``encode(apply_chat_template(messages, tools, **options))``.
         """
-        template = options.pop("chat_template", None)
-        hidden = {name: _each_text(value, self._hide) for name, value in options.items()}
-        text = self.apply_chat_template(
-            _each_text(messages, self._hide), _each_text(tools, self._hide), chat_template=template, **hidden
-        )
-        shown = self._show(text)
-        if self.split_special_tokens or (shown == text and not self._recognises_more):
+        marks, template = self._typed_marks, options.pop("chat_template", None)
+        hidden = {name: marks.hide(value) for name, value in options.items()}
+        text = self.apply_chat_template(marks.hide(messages), marks.hide(tools), chat_template=template, **hidden)
+        shown = marks.show(text)
+        if self.split_special_tokens or (shown == text and not marks.more_are_recognised):
             return self.encode(shown)
-        marked = self._special.sub(lambda match: self._marks[match[0]], text)
-        library, real = self._marking
-        ids = library.encode(self._show(marked), add_special_tokens=False).ids
-        if not set(real.values()).isdisjoint(ids):  # the vocabulary itself has a typed token: it is cut in two
-            ids = library.encode(self._show(marked, cut=CUT), add_special_tokens=False).ids
-        return [real.get(i, i) for i in ids if real.get(i) != -1]
+        return marks.encode(text)
 
     def encode_answers(self, messages: Any, tools: Any = None, **options: Any) -> tuple[list[int], list[bool]]:
         """Return the ids of a conversation as one text, and which of them the assistant wrote.
@@ -338,60 +328,13 @@ class PretrainedTokenizer:
         return re.search(r"{%[-+]?\s*generation\s*[-+]?%}", self.chat_template(chat_template, tools)) is not None
 
     @functools.cached_property
-    def _control_tokens(self) -> list[str]:
-        """The special tokens, and what else the config calls control tokens; the longest first."""
+    def _typed_marks(self) -> TypedMarks:
+        """Of the special tokens, and of what else the config calls control tokens."""
         listed = self.tokenizer_config.get("chat_control_tokens")
         control = listed if isinstance(listed, list) else []
         added = self._added_tokens.items()
-        tokens = {t.content for i, t in added if t.special or i in self._left_out or t.content in control}
-        return sorted(tokens, key=lambda token: (-len(token), token))
-
-    @functools.cached_property
-    def _special(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self._control_tokens)) or "(?!)")
-
-    @functools.cached_property
-    def _recognises_more(self) -> bool:
-        """Whether the library may see a special token where its text does not stand: in capitals, for instance."""
-        tokens = [token for token in self._added_tokens.values() if token.content in self._control_tokens]
-        return any(token.normalized for token in tokens)
-
-    @functools.cached_property
-    def _marks(self) -> dict[str, str]:
-        """A text that nobody types for each special token."""
-        return {token: f"\U0010f000{secrets.token_hex(8)}\U0010f000" for token in self._control_tokens}
-
-    @functools.cached_property
-    def _marking(self) -> tuple[Any, dict[int, int]]:
-        """A tokenizer that knows the special tokens by these marks alone, and the special token's id for a mark's."""
-        import tokenizers
-
-        library = self._library_tokenizer()
-        added = {token.content: token for token in self._added_tokens.values()}
-        library.add_special_tokens([added[token] for token in self._control_tokens])
-        library.encode_special_tokens = True
-        library.add_tokens(
-            [
-                tokenizers.AddedToken(mark, lstrip=added[token].lstrip, rstrip=added[token].rstrip, normalized=False)
-                for token, mark in self._marks.items()
-            ]
-        )
-        library.add_tokens([tokenizers.AddedToken(CUT, normalized=False)])
-        real = {library.token_to_id(mark): library.token_to_id(token) for token, mark in self._marks.items()}
-        return library, {**real, library.token_to_id(CUT): -1}
-
-    @functools.cached_property
-    def _stand_ins(self) -> dict[str, str]:
-        """A private-use character of Unicode's last plane for each character with which a special token begins."""
-        firsts = sorted({token[0] for token in self._control_tokens})
-        return {first: chr(0x10FF00 + i) for i, first in enumerate(firsts)}
-
-    def _hide(self, text: str) -> str:
-        """Give the first character of each special token in a message its stand-in: now it is none to a template."""
-        return re.sub(f"(?={self._special.pattern}).", lambda match: self._stand_ins[match[0]], text, flags=re.DOTALL)
-
-    def _show(self, text: str, cut: str = "") -> str:
-        return text.translate({ord(stand_in): first + cut for first, stand_in in self._stand_ins.items()})
+        marks = {t.content: t for i, t in added if t.special or i in self._left_out or t.content in control}
+        return TypedMarks(marks, self._library_tokenizer)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -405,17 +348,6 @@ class PretrainedTokenizer:
 
     def __repr__(self) -> str:
         return f"PretrainedTokenizer(vocab_size={self.vocab_size})"
-
-
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return messages or tools with every text in them changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_each_text(key, change): _each_text(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_each_text(item, change) for item in value]
-    return value
 
 
 def cleaned_up(text: str) -> str:

@@ -2,12 +2,11 @@
 
 import pytest
 
-from numpy_minimind import layers
-from numpy_minimind.checking.cases import LAYER_CASES, Case
-from numpy_minimind.checking.model_cases import ALL_MODEL_CASES, MODEL_CASES, select
+from numpy_minimind.checking.cases import Case
+from numpy_minimind.checking.layers import select
 from numpy_minimind.checking.report import EXPECTED_ZERO
 
-CASES = [*LAYER_CASES, *MODEL_CASES]
+CASES, ALL_MODEL_CASES = select(), select("model", full=True)
 
 
 def by_id(cases):
@@ -55,19 +54,13 @@ def test_other_seeds(case: Case, seed: int):
     assert report.ok, str(report)
 
 
-def test_every_layer_has_cases():
-    covered = {case.layer.replace("_", "") for case in LAYER_CASES} | {"rotaryembedding", "crossentropyloss"}
-    assert {case.layer for case in LAYER_CASES} >= {"rope", "cross_entropy"}
-    assert {name.lower() for name in layers.__all__} - {"kvcache"} <= covered  # a cache has no gradient
-
-
 def test_ids_are_unique():
-    ids = [case.id for case in [*LAYER_CASES, *ALL_MODEL_CASES]]
+    ids = [case.id for case in select(full=True)]
     assert len(set(ids)) == len(ids)
 
 
 def test_a_case_draws_the_same_numbers_whatever_ran_before():
-    case = next(case for case in LAYER_CASES if case.id == "attention/gqa")
+    case = next(case for case in CASES if case.id == "attention/gqa")
     assert case.check(seed=3).to_dict() == case.check(seed=3).to_dict()
     assert case.check(seed=3).rows[0].numeric != case.check(seed=4).rows[0].numeric
 

@@ -12,6 +12,7 @@ from numpy_minimind.checking.contract import contract_faults
 from numpy_minimind.checking.lab import kill_matrix as matrix
 from numpy_minimind.checking.lab.kill_matrix import STRONG, WEAK, kill_matrix, unmutated
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, FORMS, TRAINING, Edit, Mutant
+from numpy_minimind.checking.layers import MODULES
 from numpy_minimind.cli import main
 from numpy_minimind.layers import Softmax
 from numpy_minimind.training import adamw, trainer
@@ -38,7 +39,7 @@ def test_the_mutants_are_many_named_and_documented():
     for m in MUTANTS:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", m.name)
         assert m.form in FORMS and m.changes and all([m.description, m.why, m.seen]), m.name
-    assert {m.layer for m in MUTANTS} == {*matrix.CASES, "kv_cache", "optimizer"}
+    assert {m.layer for m in MUTANTS} == set(MODULES)
     assert {m.form for m in MUTANTS if m.layer != "optimizer"} == {BACKWARD, CONSISTENT, CONTRACT}
     assert all((m.form == TRAINING) == (m.layer == "optimizer") for m in MUTANTS)
 
@@ -137,12 +138,12 @@ def test_no_difference_can_see_most_consistent_mutants(rows_by_name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", [*matrix.CASES, "kv_cache", "optimizer"])
+@pytest.mark.parametrize("layer", MODULES)
 def test_right_code_passes_every_column_the_weak_ones_too(layer):
     [row] = unmutated([layer])
     assert {column: o.fault for column, o in row.outcomes.items() if o.killed} == {}
-    if layer in matrix.CASES:
-        weak = WEAK[:3] if layer in matrix.LAYERS_OF_LONG_TEXTS else WEAK
+    if matrix.mutated_cases(layer):
+        weak = WEAK[:3] if layer == "flash_attention" else WEAK
         assert set(row.outcomes) == {*STRONG[:4], *weak}
 
 
@@ -163,8 +164,7 @@ def test_a_check_that_raises_counts_as_noticing_and_is_marked():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_other_seeds_kill_as_well(seed):
-    layers = [*matrix.CASES, "kv_cache", "optimizer"]
-    assert [row.name for row in unmutated(layers, seed) if row.noticed] == []
+    assert [row.name for row in unmutated(seed=seed) if row.noticed] == []
     assert matrix.survivors(list(kill_matrix(weak=False, seed=seed))) == []
 
 

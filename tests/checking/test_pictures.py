@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from numpy_minimind.checking.cases import LAYER_CASES
 from numpy_minimind.checking.lab.error_curves import KINDS, error_table, step_size_curves
 from numpy_minimind.checking.lab.kill_matrix import STRONG, WEAK
+from numpy_minimind.checking.layers import select
 from numpy_minimind.cli import main
 
 pytest.importorskip("matplotlib")
@@ -48,7 +48,7 @@ def test_step_sizes(tmp_path, curves, monkeypatch):
 
 
 def test_the_heat_map_has_every_tensor(tmp_path):
-    reports = [case.check() for case in LAYER_CASES if case.id in ("rmsnorm/plain", "swiglu/plain", "linear/plain")]
+    reports = [case.check() for case in select() if case.id in ("rmsnorm/plain", "swiglu/plain", "linear/plain")]
     table = error_table(reports)
     assert {layer: set(row) for layer, row in table.items()} == {
         "linear": {"input", "matrix"},

@@ -3,19 +3,13 @@
 import numpy as np
 import pytest
 
-from numpy_minimind.checking import reference_models as models
-from numpy_minimind.checking.reference import (
-    ORACLE,
-    ReferenceValue,
-    fingerprint,
-    wave,
-    waved_weights,
-    with_weights,
-)
-from numpy_minimind.checking.reference_values import REFERENCE_VALUES, reference_faults
+from numpy_minimind.checking import oracle_points as points
+from numpy_minimind.checking.layers import KNOWN, attention, block, model, moe, reference_faults
+from numpy_minimind.checking.oracle_points import fingerprint, wave, waved_weights
+from numpy_minimind.checking.reference import ORACLE, ReferenceValue, with_weights
 from numpy_minimind.layers import Linear
 
-ALL = [(layer, value) for layer, values in REFERENCE_VALUES.items() for value in values]
+ALL = [(layer, value) for layer, values in KNOWN.items() for value in values]
 
 
 @pytest.mark.parametrize("value", [v for _, v in ALL], ids=[f"{layer}/{v.name}" for layer, v in ALL])
@@ -24,12 +18,8 @@ def test_the_layer_computes_it(value):
     assert value.source and value.tolerance <= 1e-6
 
 
-def test_every_layer_has_known_values():
-    assert set(REFERENCE_VALUES) == {
-        "linear", "embedding", "rmsnorm", "rope", "softmax", "scaled_dot_product", "flash_attention",
-        "attention", "kv_cache", "swiglu", "moe", "block", "cross_entropy", "linear_cross_entropy", "model",
-    }  # fmt: skip
-    for layer, values in REFERENCE_VALUES.items():
+def test_the_names_of_a_layer_s_values_differ():
+    for layer, values in KNOWN.items():
         assert len({v.name for v in values}) == len(values), layer
 
 
@@ -66,7 +56,7 @@ def test_the_points_can_be_made_again():
     assert fingerprint(np.ones(2)) == pytest.approx(np.sin(1.5) + np.sin(2.87))
     layer = with_weights(Linear(2, 1), weight=[[3, 4]])
     assert layer.weight.data.dtype == np.float64 and layer.weight.data.tolist() == [[3, 4]]
-    assert models.padded_context().visible.shape == (2, 1, 5, 5)
+    assert points.padded_context().visible.shape == (2, 1, 5, 5)
 
 
 # -- the oracle's values once more, from the oracle ------------------------------------------------------------------
@@ -85,7 +75,7 @@ def oracle():
 
 
 def known(layer, name):
-    [value] = [v for v in REFERENCE_VALUES[layer] if v.name == name]
+    [value] = [v for v in KNOWN[layer] if v.name == name]
     assert value.source == ORACLE
     return np.asarray(value.expected)
 
@@ -97,7 +87,7 @@ def same(found, expected):
 
 def run(oracle, function, layer, cotangents):
     """Return the outputs, and the fingerprints of all gradients, x first."""
-    x = models.hidden()
+    x = points.hidden()
     outputs, (dx, dw) = oracle.gradients(function, x, waved_weights(shapes(layer)), cotangents=cotangents)
     return outputs, [fingerprint(dx), *(fingerprint(g) for g in dw.values())]
 
@@ -106,27 +96,27 @@ def run(oracle, function, layer, cotangents):
 def positions(oracle):
     import torch
 
-    mask = torch.tensor(models.MASK)
-    frequencies, factor = oracle.rope_inverse_frequencies(models.FIELDS["head_dim"], 1e6)
-    visible = oracle.visible_keys(models.T, None, mask)
-    return (oracle.token_positions(models.T, mask), visible, frequencies, factor), mask.bool()
+    mask = torch.tensor(points.MASK)
+    frequencies, factor = oracle.rope_inverse_frequencies(points.FIELDS["head_dim"], 1e6)
+    visible = oracle.visible_keys(points.T, None, mask)
+    return (oracle.token_positions(points.T, mask), visible, frequencies, factor), mask.bool()
 
 
 def test_attention_and_block_from_the_oracle(oracle, positions):
     where, counted = positions
-    dy = models.cotangent()
-    (y,), found = run(oracle, lambda x, w: oracle.attention(x, w, *where), models.attention(), [dy])
+    dy = points.cotangent()
+    (y,), found = run(oracle, lambda x, w: oracle.attention(x, w, *where), attention.attention(), [dy])
     same(y[:, -1], known("attention", "y of the last token, one row padded"))
     same(found, known("attention", "gradients of x and every weight"))
 
-    (y, _), found = run(oracle, lambda x, w: oracle.block(x, w, *where), models.block(), [dy, None])
+    (y, _), found = run(oracle, lambda x, w: oracle.block(x, w, *where), block.block(), [dy, None])
     same(y[:, -1], known("block", "y of the last token, one row padded"))
     same(found, known("block", "gradients of x and every weight"))
 
     def with_experts(x, w):
         return oracle.block(x, w, *where, k=2, coef=0.3, counted=counted)
 
-    (_, aux), found = run(oracle, with_experts, models.block(**models.EXPERTS), [dy, np.array(1.0)])
+    (_, aux), found = run(oracle, with_experts, block.block(**points.EXPERTS), [dy, np.array(1.0)])
     same(aux, known("block", "auxiliary loss, two experts a token"))
     same(found, known("block", "gradients of x and every weight, experts"))
 
@@ -138,7 +128,7 @@ def test_moe_from_the_oracle(k, norm, oracle, positions):
     def function(x, w):
         return oracle.moe(x, w, k=k, norm_topk_prob=norm, coef=0.3, counted=counted)
 
-    (y, aux), found = run(oracle, function, models.moe(k, norm), [models.cotangent(), np.array(1.0)])
+    (y, aux), found = run(oracle, function, moe.waved_moe(k, norm), [points.cotangent(), np.array(1.0)])
     name = f"k = {k}, normalised" if norm else f"k = {k}"
     same(y[:, -1], known("moe", f"y of the last token, {name}"))
     same(aux, known("moe", f"auxiliary loss with padding, {name}"))
@@ -149,18 +139,18 @@ def test_moe_from_the_oracle(k, norm, oracle, positions):
 def test_the_model_from_the_oracle(name, oracle):
     import torch
 
-    fields = {} if name == "dense" else models.EXPERTS
-    weights = waved_weights(shapes(models.model(**fields)))
+    fields = {} if name == "dense" else points.EXPERTS
+    weights = waved_weights(shapes(points.model(**fields)))
     state = {key: torch.tensor(w, requires_grad=True) for key, w in weights.items()}
-    ids, labels, mask = map(torch.tensor, (models.IDS, models.LABELS, models.MASK))
-    config = {**models.FIELDS, **fields}
-    share = 5 / models.ITEMS
-    total, ce, aux, n = oracle.loss(ids, labels, state, config, mask, models.ITEMS, share)
+    ids, labels, mask = map(torch.tensor, (points.IDS, points.LABELS, points.MASK))
+    config = {**points.FIELDS, **fields}
+    share = 5 / model.ITEMS
+    total, ce, aux, n = oracle.loss(ids, labels, state, config, mask, model.ITEMS, share)
     total.backward()
     losses = [total.item(), ce.item(), aux.item() * share, n]
     same(losses, known("model", f"losses and labels of a part of a batch, {name}"))
-    watched = [fingerprint(state[key].grad.numpy()) for key in models.WATCHED]
+    watched = [fingerprint(state[key].grad.numpy()) for key in model.WATCHED]
     same(watched, known("model", f"gradients of that loss, {name}"))
     if name == "dense":
-        same(oracle.causal_lm(ids, state, config, mask)[0].detach()[:, -1], models.PADDED)
-        same(oracle.causal_lm(ids, state, config)[0].detach()[:, -1], models.PLAIN)
+        same(oracle.causal_lm(ids, state, config, mask)[0].detach()[:, -1], model.PADDED)
+        same(oracle.causal_lm(ids, state, config)[0].detach()[:, -1], model.PLAIN)

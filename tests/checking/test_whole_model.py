@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from numpy_minimind.checking import check_model
-from numpy_minimind.checking.model_cases import MODEL_CASES, build_model
+from numpy_minimind.checking.layers import CASES
+from numpy_minimind.checking.layers.model import build_model
 from numpy_minimind.layers.linear import rows
 
 IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -53,7 +54,7 @@ def test_a_model_in_float32_is_refused(model):
 
 @pytest.mark.parametrize("fault", ["labels shifted once more", "auxiliary loss not weighted by its share"])
 def test_the_loss_case_sees_the_assembly_of_loss_and_grad(fault, monkeypatch):
-    case = next(case for case in MODEL_CASES if "loss" in case.id)
+    case = next(case for case in CASES["model"] if "loss" in case.id)
     _, point = case.draw()
     model, right = type(point.layer.model), point.layer.model.loss_and_grad
 

@@ -83,7 +83,7 @@ def counted(name: str) -> tuple[int, int, list[str]]:
     return forward.kernels, back.kernels, [*forward.reads, *back.reads]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernels_and_waits_of_every_layer(name):
     forward, backward, waits = counted(name)
     assert (forward, backward) == KERNELS[name]

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checking.analytic import analytic_gradients
-from numpy_minimind.checking.cases import LAYER_CASES
-from numpy_minimind.checking.conversion import converted
 from numpy_minimind.checking.differences import STEP
-from numpy_minimind.checking.probe import Probe, map_arrays, tensors_of
+from numpy_minimind.checking.layers import select
+from numpy_minimind.checking.probe import Probe, converted, map_arrays, tensors_of
 from numpy_minimind.checking.report import EXPECTED_ZERO, GradReport
 
 CURVES = ("rmsnorm/plain", "softmax/plain", "swiglu/plain", "cross_entropy/sum", "attention/gqa")
@@ -40,7 +39,7 @@ def step_size_curves(ids: Sequence[str] = CURVES, seed: int = 0) -> dict[str, An
     An error is the largest |analytic - numeric| of a layer's first input, relative to the largest |numeric|. The
     steps are in units of that input's rms. "float32" is the last layer of `ids`, with the outputs in float32.
     """
-    cases = [next(case for case in LAYER_CASES if case.id == id) for id in ids]
+    cases = [next(case for case in select() if case.id == id) for id in ids]
     return {
         "steps": STEPS,
         "chosen": STEP,

@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checking.cases import LAYER_CASES, Case
+from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.complex_step import complex_step_check
 from numpy_minimind.checking.contract import contract_faults
 from numpy_minimind.checking.differences import Effort
 from numpy_minimind.checking.gradcheck import check_layer
 from numpy_minimind.checking.lab import weak_checks
 from numpy_minimind.checking.lab.mutation import Mutant
-from numpy_minimind.checking.model_cases import MODEL_CASES
-from numpy_minimind.checking.mutants import MUTANTS
-from numpy_minimind.checking.optimizer_reference import optimizer_faults
+from numpy_minimind.checking.layers import CASES, KNOWN, MODULES, MUTANTS, reference_faults
+from numpy_minimind.checking.layers.optimizer import optimizer_faults
 from numpy_minimind.checking.points import Point
-from numpy_minimind.checking.reference_values import REFERENCE_VALUES, reference_faults
 from numpy_minimind.checking.report import GradReport
 
 DIFFERENCES, COMPLEX, REFERENCE, CONTRACT, OPTIMIZER = (
@@ -36,28 +34,6 @@ DIFFERENCES, COMPLEX, REFERENCE, CONTRACT, OPTIMIZER = (
 STRONG = (DIFFERENCES, COMPLEX, REFERENCE, CONTRACT, OPTIMIZER)
 WEAK = ("ones cotangent", "small weights", "float32 differences", "one direction", "it trains")
 COLUMNS = (*STRONG, *WEAK)
-
-# The cases at which the columns of a layer are taken, the first one also by the weak checks.
-CASES: dict[str, tuple[str, ...]] = {
-    "linear": ("linear/plain",),
-    "embedding": ("embedding/repeated-ids",),
-    "rmsnorm": ("rmsnorm/plain", "rmsnorm/rms-near-sqrt-eps"),
-    "rope": ("rope/yarn", "rope/from-200"),
-    "softmax": ("softmax/plain", "softmax/left-padded", "softmax/nothing-visible"),
-    "scaled_dot_product": ("scaled_dot_product/gqa", "scaled_dot_product/left-padded"),
-    "flash_attention": ("flash_attention/gqa", "flash_attention/left-padded", "flash_attention/one-block"),
-    "attention": ("attention/gqa", "attention/left-padded"),
-    "swiglu": ("swiglu/plain",),
-    "moe": ("moe/k2-normalised", "moe/k2-left-padded", "moe/k1"),
-    "block": ("block/moe-k2-right-padded", "block/gqa-left-padded"),
-    "linear_cross_entropy": ("linear_cross_entropy/ignored", "linear_cross_entropy/part-of-a-batch"),
-    "cross_entropy": ("cross_entropy/ignored", "cross_entropy/part-of-a-batch"),
-    "model": ("model/loss-gqa-tied-moe-k2-part-of-a-batch", "model/gqa-tied-dense-left-padded"),
-}
-# Of a large layer a few elements and directions of each tensor: the whole of it is what `gradcheck` is for.
-EFFORTS = {"attention": Effort(8, 8, 2), "block": Effort(4, 4, 2), "moe": Effort(4, 4, 2), "model": Effort(1, 2, 2)}
-LAYERS_WITH_EXPERTS = ("moe", "block", "model")
-LAYERS_OF_LONG_TEXTS = ("flash_attention",)  # the small model of the last two weak checks does not reach them
 
 
 @dataclass(frozen=True)
@@ -147,7 +123,7 @@ def kill_matrix(mutants: Iterable[Mutant] = MUTANTS, weak: bool = True, seed: in
         yield _row(mutant.name, mutant.layer, mutant.form, weak, seed, mutant)
 
 
-def unmutated(layers: Iterable[str] = (*CASES, "kv_cache", "optimizer"), seed: int = 0) -> Iterator[Row]:
+def unmutated(layers: Iterable[str] = tuple(MODULES), seed: int = 0) -> Iterator[Row]:
     """Yield a row for each layer as it is: every column must pass."""
     for layer in layers:
         yield _row(layer, layer, "as it is", True, seed, None)
@@ -172,13 +148,12 @@ def outcome_of(check: Callable[[], str | None]) -> Outcome:
 
 def columns(layer: str, weak: bool, seed: int) -> dict[str, Callable[[], str | None]]:
     """Return {column: function that returns a fault or None} for the columns that apply to a layer."""
-    cases = [_case(id) for id in CASES.get(layer, ())]
+    cases, effort = mutated_cases(layer), getattr(MODULES[layer], "MUTANTS_EFFORT", None)
     found: dict[str, Callable[[], str | None]] = {}
     if cases:
-        effort = EFFORTS.get(layer)
         found[DIFFERENCES] = _first_of([_differences(*case.draw(seed), effort) for case in cases])
         found[COMPLEX] = _first_of([_complex_step(*case.draw(seed), effort) for case in cases])
-    if layer in REFERENCE_VALUES:
+    if layer in KNOWN:
         found[REFERENCE] = lambda: _first(reference_faults(layer))
     if cases:
         found[CONTRACT] = _first_of([_contract(*case.draw(seed)) for case in cases])
@@ -189,6 +164,12 @@ def columns(layer: str, weak: bool, seed: int) -> dict[str, Callable[[], str | N
     return found
 
 
+def mutated_cases(layer: str) -> list[Case]:
+    """List the cases at which the mutants of a layer are tried, the first one also by the weak checks."""
+    cases = {case.id: case for case in CASES.get(layer, ())}
+    return [cases[f"{layer}/{name}"] for name in getattr(MODULES[layer], "MUTANTS_AT", ())]
+
+
 def _weak_columns(layer: str, cases: Sequence[Case], seed: int) -> dict[str, Callable[[], str | None]]:
     """Only what runs the layer at all: no weak check here reads through a cache."""
     if layer == "optimizer":
@@ -196,18 +177,13 @@ def _weak_columns(layer: str, cases: Sequence[Case], seed: int) -> dict[str, Cal
     if not cases:
         return {}
     checks = (weak_checks.ones_cotangent, weak_checks.small_weights, weak_checks.float32_differences)
-    effort = EFFORTS.get(layer, weak_checks.EFFORT)
+    effort = getattr(MODULES[layer], "MUTANTS_EFFORT", weak_checks.EFFORT)
     found = {column: _at_point(check, *cases[0].draw(seed), effort) for column, check in zip(WEAK, checks)}
-    if layer in LAYERS_OF_LONG_TEXTS:
-        return found
-    experts = layer in LAYERS_WITH_EXPERTS
-    found[WEAK[3]] = lambda: weak_checks.one_direction(experts)
-    found[WEAK[4]] = lambda: weak_checks.it_trains(experts)
+    model = getattr(MODULES[layer], "TRAINED_AS", "dense")
+    if model is not None:
+        found[WEAK[3]] = lambda: weak_checks.one_direction(model == "experts")
+        found[WEAK[4]] = lambda: weak_checks.it_trains(model == "experts")
     return found
-
-
-def _case(id: str) -> Case:
-    return next(case for case in (*LAYER_CASES, *MODEL_CASES) if case.id == id)
 
 
 def _differences(rng: np.random.Generator, point: Point, effort: Effort | None) -> Callable[[], str | None]:

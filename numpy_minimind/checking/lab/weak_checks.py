@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checking import report
-from numpy_minimind.checking.cases import config
-from numpy_minimind.checking.conversion import converted
 from numpy_minimind.checking.differences import Effort, draw_sample
 from numpy_minimind.checking.gradcheck import check_layer
-from numpy_minimind.checking.points import Point
+from numpy_minimind.checking.points import Point, config
 from numpy_minimind.checking.probe import (
     as_gradients,
+    converted,
     draw_cotangents,
     is_differentiable,
     map_arrays,

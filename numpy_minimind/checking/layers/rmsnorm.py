@@ -1,72 +1,66 @@
-"""Bugs of the linear map, the embedding and the norm."""
+"""The evidence for `RMSNorm`: where it is differenced, what it must give, which bugs must be noticed."""
 
 from __future__ import annotations
 
-from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
+from collections.abc import Callable
+from typing import Any
 
-LINEAR = "layers.linear:Linear.backward"
-TABLE = "layers.embedding:Embedding."
+import numpy as np
+
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
+from numpy_minimind.checking.points import B, Build, D, N, Point, Rng, T, redraw_parameters
+from numpy_minimind.checking.reference import array, gradients, known, with_weights
+from numpy_minimind.layers import RMSNorm
+
+# -- points ----------------------------------------------------------------------------------------------------------
+
+ROW_BY_ROW: dict[str, Any] = {"independent_rows": ("x",), "smallest_scale": 1e-3}  # sqrt(eps)
+
+
+def point(draw: Callable[[Rng], np.ndarray], eps: float = 1e-6, **options: Any) -> Build:
+    return lambda rng: Point(redraw_parameters(RMSNorm(D, eps), rng), (draw(rng),), options)
+
+
+def with_zero_row(rng: Rng) -> np.ndarray:
+    x = rng.normal(size=(B, T, D))
+    x[1, 2] = 0
+    return x
+
+
+CASES = {
+    "plain": point(lambda rng: rng.normal(size=(B, T, D))),
+    "heads": point(lambda rng: rng.normal(size=(B, N, T, D)).swapaxes(1, 2)),
+    "zero-row": point(with_zero_row, **ROW_BY_ROW),
+    "rms-near-sqrt-eps": point(lambda rng: rng.normal(0.0, 1e-3, (B, T, D)), **ROW_BY_ROW),
+    "large-eps": point(lambda rng: rng.normal(size=(B, T, D)), eps=0.5),
+    "strided": point(lambda rng: rng.normal(size=(B, T, D)), strided=True),
+}
+
+MUTANTS_AT = ("plain", "rms-near-sqrt-eps")  # of these cases
+
+# -- known values ----------------------------------------------------------------------------------------------------
+
+
+def norm(name: str, x: Any, dy: Any, gain: Any = 1.0, eps: float = 1e-6) -> Any:
+    return gradients(with_weights(RMSNorm(len(x), eps), weight=gain), (array(*x),), array(*dy))[name]
+
+
+KNOWN = [
+    known("[3, 4]", lambda: norm("y", [3, 4], [1, 0]), [0.8485281035, 1.131370805]),
+    known("[3, 4] backward", lambda: norm("dx", [3, 4], [1, 0]), [0.1810193369, -0.1357644857]),
+    known("gain [2, -1]", lambda: norm("y", [3, 4], [1, 1], [2, -1]), [1.697056207, -1.131370805]),
+    known("gain in dx", lambda: norm("dx", [3, 4], [1, 1], [2, -1]), [0.4978031595, -0.3733523583]),
+    known("dw = dy n", lambda: norm("weight", [3, 4], [1, 1], [2, -1]), [0.8485281035, 1.131370805]),
+    known("rms of sqrt(epsilon)", lambda: norm("y", [1e-3] * 8, [1] * 8), [0.7071067812] * 8, "apache/tvm#15856"),
+    known("epsilon 1e-5", lambda: norm("y", [1e-3] * 8, [1] * 8, eps=1e-5), [0.3015113446] * 8),
+    known("a row of zeros: dx = 1000 w dy", lambda: norm("dx", [0, 0], [1, -2], [2, 1]), [2000, -2000]),
+]
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
+
 NORM = "layers.rmsnorm:RMSNorm."
 
-
-LAYER_MUTANTS = (
-    # -- linear ------------------------------------------------------------------------------------------------
-    Mutant(
-        "linear-averaged-over-rows",
-        "linear",
-        BACKWARD,
-        "the weight's gradient is a mean over the rows of the batch, not a sum",
-        "the loss is a mean, so a mean looks right here too; but the loss has already divided",
-        "common",
-        (Edit(LINEAR, "rows(dy).T @ rows(x)", "rows(dy).T @ rows(x) / len(rows(x))"),),
-    ),
-    Mutant(
-        "linear-one-row-counts",
-        "linear",
-        BACKWARD,
-        "only the first sequence of the batch adds to the weight's gradient",
-        "derived for one sequence, then run with a batch",
-        "common",
-        (Edit(LINEAR, "rows(dy).T @ rows(x)", "rows(dy[:1]).T @ rows(x[:1])"),),
-    ),
-    Mutant(
-        "linear-gradient-overwritten",
-        "linear",
-        CONTRACT,
-        "the gradient is assigned, not added",
-        "right as long as every weight is used once a step; wrong with accumulation and with a tied head",
-        "common; chainer/chainer#1920",
-        (Edit(LINEAR, "self.weight.grad += ", "self.weight.grad[...] = "),),
-    ),
-    # -- embedding ---------------------------------------------------------------------------------------------
-    Mutant(
-        "embedding-repeated-ids-lost",
-        "embedding",
-        BACKWARD,
-        "grad[ids] += dy keeps one row of those that share an id",
-        "it reads like an addition; NumPy evaluates it as read, add, write",
-        "numpy/numpy#7776, numpy/numpy#16790, chainer/chainer#1920",
-        (
-            Edit(
-                TABLE + "backward",
-                "scatter_add(self.weight.grad, ids.reshape(-1), rows(dy))",
-                "self.weight.grad[ids.reshape(-1)] += rows(dy)",
-            ),
-        ),
-    ),
-    Mutant(
-        "embedding-times-root-of-width",
-        "embedding",
-        CONSISTENT,
-        "rows are multiplied by sqrt(D)",
-        "Vaswani et al. and Gemma do so; MiniMind and Qwen3 do not",
-        "common",
-        (
-            Edit(TABLE + "forward", "self.weight.data[ids]", "self.weight.data[ids] * self.weight.shape[1] ** 0.5"),
-            Edit(TABLE + "backward", "rows(dy))", "rows(dy) * self.weight.shape[1] ** 0.5)"),
-        ),
-    ),
-    # -- rmsnorm -----------------------------------------------------------------------------------------------
+MUTANTS = (
     Mutant(
         "rmsnorm-no-cross-term",
         "rmsnorm",

@@ -1,17 +1,125 @@
-"""Bugs of attention in blocks: what can only go wrong because no row is ever seen whole."""
+"""The evidence for `FlashAttention`: where it is differenced, what it must give, which bugs must be noticed."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
+from numpy_minimind.checking.points import B, Build, H, K, N, Point, Rng, S, T
+from numpy_minimind.checking.reference import array, gradients, known
+from numpy_minimind.layers import FlashAttention
+
+# -- points ----------------------------------------------------------------------------------------------------------
+
+NOT_LEFT_PADDING = np.arange(S) >= np.array([0, 2, 4])[:, None]  # (B, S)
+NOT_RIGHT_PADDING = np.arange(S) < np.array([6, 4, 2])[:, None]
+
+
+def point(
+    kv_heads: int = K,
+    queries: int = T,
+    keys: int = S,
+    mask: Any = None,
+    blocks: tuple[int, int] = (2, 3),
+    **options: Any,
+) -> Build:
+    """Blocks so small that a row's keys, and a key's queries, come in several."""
+
+    def build(rng: Rng) -> Point:
+        q, k, v = (
+            rng.normal(size=(B, heads, length, H))
+            for heads, length in ((N, queries), (kv_heads, keys), (kv_heads, keys))
+        )
+        return Point(FlashAttention(*blocks), (q, k, v, mask), options)
+
+    return build
+
+
+CASES = {
+    "mha": point(N),
+    "gqa": point(),
+    "mqa": point(1),
+    "no-cache": point(keys=T),
+    "left-padded": point(mask=NOT_LEFT_PADDING),
+    "right-padded": point(mask=NOT_RIGHT_PADDING),
+    "one-query": point(queries=1),
+    "blocks-of-one": point(queries=2, keys=4, blocks=(1, 1)),
+    "one-block": point(N, blocks=(T, S)),
+    "strided": point(strided=True),
+}
+
+MUTANTS_AT = ("gqa", "left-padded", "one-block")  # of these cases
+TRAINED_AS = None  # the small model of two weak checks does not reach it
+
+# -- known values ----------------------------------------------------------------------------------------------------
+
+
+def flash_heads(name: str) -> Any:
+    """As `heads_of_two_groups`."""
+    q, k, v = np.zeros((1, 4, 1, 1)), np.zeros((1, 2, 1, 1)), array(10, 20).reshape(1, 2, 1, 1)
+    found = gradients(FlashAttention(), (q, k, v), array(1, 2, 3, 4).reshape(1, 4, 1, 1))
+    return np.ravel(found["y"] if name == "y" else found["dx"][2])
+
+
+def shares(scores: Any, queries: int = 1, mask: Any = None, blocks: tuple[int, int] = (1, 1)) -> Any:
+    """Shares of the keys in each query: values are rows of the identity matrix, and queries are all alike."""
+    S = len(scores)
+    q, k, v = np.zeros((queries, S)), np.zeros((S, S)), np.eye(S)
+    q[:, 0], k[:, 0] = math.sqrt(S), scores
+    keys = None if mask is None else np.array([mask], bool)
+    return FlashAttention(*blocks)(q[None, None], k[None, None], v[None, None], keys)[0, 0]
+
+
+def two_keys_in_blocks(name: str) -> Any:
+    """As `two_keys`, one key a block."""
+    one, zero = np.ones((1, 1, 1, 4)), np.zeros((1, 1, 1, 4))
+    keys = np.concatenate((one, zero), axis=2)
+    found = gradients(FlashAttention(1, 1), (one, keys, keys.copy()), array(1, 0, 0, 0).reshape(1, 1, 1, 4))
+    return found["y"][0, 0, 0] if name == "y" else np.ravel(found["dx"][["q", "k", "v"].index(name)])[::4]
+
+
+KNOWN = [
+    known("heads 0 and 1 read key head 0", lambda: flash_heads("y"), [10, 10, 20, 20], "onnx/onnx#7274"),
+    known("dv sums over the group", lambda: flash_heads("dv"), [3, 7]),
+    known("scores over sqrt(H), two blocks", lambda: two_keys_in_blocks("y"), [0.880797078] * 4),
+    known("dq", lambda: two_keys_in_blocks("q"), [0.0524967927]),
+    known("dk", lambda: two_keys_in_blocks("k"), [0.0524967927, -0.0524967927]),
+    known("dv", lambda: two_keys_in_blocks("v"), [0.880797078, 0.119202922]),
+    known("rising scores", lambda: shares([1, 2, 3]), [[0.09003057317, 0.2447284711, 0.6652409558]]),
+    known("falling scores", lambda: shares([3, 2, 1]), [[0.6652409558, 0.2447284711, 0.09003057317]]),
+    known(
+        "scores of -1e5",
+        lambda: shares([-1e5, -1e5, -1e5]),
+        [[0.3333333333] * 3],
+        "Dao-AILab/flash-attention#2082, flashinfer-ai/flashinfer#4267",
+    ),
+    known("scores of 1e5", lambda: shares([-1e5, 1e5]), [[0, 1]]),
+    known(
+        "two queries are the last of four tokens",
+        lambda: shares([0, 0, 0, 0], queries=2, blocks=(2, 2)),
+        [[0.3333333333, 0.3333333333, 0.3333333333, 0], [0.25, 0.25, 0.25, 0.25]],
+        "Dao-AILab/flash-attention#282",
+    ),
+    known("padding hidden", lambda: shares([0, 0, 5], mask=[0, 1, 0]), [[0, 1, 0]]),
+    known(
+        "a query that sees nothing gets 0",
+        lambda: shares([2, 0], queries=2, mask=[0, 1], blocks=(2, 2)),
+        [[0, 0], [0, 1]],
+        "pytorch/pytorch#41508",
+    ),
+]
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
 
 FLASH = "layers.flash_attention:FlashAttention."
 SCORES = "layers.flash_attention:scores"
 ONLINE = FLASH + "online_softmax"
-
 START = "k.shape[2] - q.shape[2]"
 
-FLASH_MUTANTS = (
-    # -- the formulas of the recomputation ----------------------------------------------------------------------
+MUTANTS = (
     Mutant(
         "flash-maximum-saved-for-logsumexp",
         "flash_attention",
@@ -90,7 +198,6 @@ FLASH_MUTANTS = (
         "common",
         (Edit(ONLINE, "saved.append(e / z)", "saved.append(e)"),),
     ),
-    # -- online softmax -----------------------------------------------------------------------------------------
     Mutant(
         "flash-sum-not-rescaled",
         "flash_attention",
@@ -118,7 +225,6 @@ FLASH_MUTANTS = (
         "Dao-AILab/flash-attention#2082, flashinfer-ai/flashinfer#4267",
         (Edit(ONLINE, "m, z, a = LOWEST", "m, z, a = 0.0"),),
     ),
-    # -- which keys ---------------------------------------------------------------------------------------------
     Mutant(
         "flash-causal-from-the-top-left",
         "flash_attention",
@@ -137,7 +243,6 @@ FLASH_MUTANTS = (
         "common",
         (Edit(SCORES, "s = k[b, ", "mask = None\n    s = k[b, "),),
     ),
-    # -- promises -----------------------------------------------------------------------------------------------
     Mutant(
         "flash-accumulator-in-float64",
         "flash_attention",

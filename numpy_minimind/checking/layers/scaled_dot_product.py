@@ -1,25 +1,92 @@
-"""Bugs of attention, with and without its projections."""
+"""The evidence for `ScaledDotProduct`: where it is differenced, what it must give, which bugs must be noticed."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
+from numpy_minimind.checking.points import CAUSAL, LATER, LEFT_PADDED, B, Build, H, K, N, Point, Rng, S, T
+from numpy_minimind.checking.reference import array, gradients, known
+from numpy_minimind.layers import ScaledDotProduct
+
+# -- points ----------------------------------------------------------------------------------------------------------
+
+
+def point(kv_heads: int, queries: int, keys: int, visible: Any, **options: Any) -> Build:
+    def build(rng: Rng) -> Point:
+        q, k, v = (
+            rng.normal(size=(B, heads, length, H))
+            for heads, length in ((N, queries), (kv_heads, keys), (kv_heads, keys))
+        )
+        return Point(ScaledDotProduct(), (q, k, v, visible), options)
+
+    return build
+
+
+CASES = {
+    "mha": point(N, T, T, CAUSAL),
+    "gqa": point(K, T, T, CAUSAL),
+    "mqa": point(1, T, T, CAUSAL),
+    "later-queries": point(K, T, S, LATER),
+    "left-padded": point(K, T, S, LEFT_PADDED),
+    "one-query": point(K, 1, S, None),
+    "strided": point(K, T, S, LATER, strided=True),
+}
+
+MUTANTS_AT = ("gqa", "left-padded")  # of these cases
+
+# -- known values ----------------------------------------------------------------------------------------------------
+
+
+def heads_of_two_groups(name: str) -> Any:
+    """Four query heads, two key heads, one token: v is 10 and 20, dO is 1, 2, 3, 4."""
+    q, k, v = np.zeros((1, 4, 1, 1)), np.zeros((1, 2, 1, 1)), array(10, 20).reshape(1, 2, 1, 1)
+    found = gradients(ScaledDotProduct(), (q, k, v), array(1, 2, 3, 4).reshape(1, 4, 1, 1))
+    return np.ravel(found["y"] if name == "y" else found["dx"][2])
+
+
+def two_keys(name: str) -> Any:
+    """One query of ones, keys of ones and of zeros: scores 4 / sqrt(4) = 2 and 0. The second value is zero."""
+    one, zero = np.ones((1, 1, 1, 4)), np.zeros((1, 1, 1, 4))
+    keys = np.concatenate((one, zero), axis=2)
+    do = array(1, 0, 0, 0).reshape(1, 1, 1, 4)
+    found = gradients(ScaledDotProduct(), (one, keys, keys.copy()), do)
+    return found["y"][0, 0, 0] if name == "y" else np.ravel(found["dx"][["q", "k", "v"].index(name)])[::4]
+
+
+def hidden_rows(name: str) -> Any:
+    """Two queries, two keys; the first query sees nothing, the second one only the first key."""
+    one = array([1, 1], [1, 1]).reshape(1, 1, 2, 2)
+    v, visible = array([3, 5], [7, 9]).reshape(1, 1, 2, 2), np.array([[False, False], [True, False]])
+    found = gradients(ScaledDotProduct(), (one, one.copy(), v, visible), np.ones((1, 1, 2, 2)))
+    return found["y"][0, 0] if name == "y" else found["dx"][2][0, 0]
+
+
+KNOWN = [
+    known("heads 0 and 1 read key head 0", lambda: heads_of_two_groups("y"), [10, 10, 20, 20], "onnx/onnx#7274"),
+    known("dv sums over the group", lambda: heads_of_two_groups("dv"), [3, 7]),
+    known("scores over sqrt(H)", lambda: two_keys("y"), [0.880797078] * 4),
+    known("dq", lambda: two_keys("q"), [0.0524967927]),
+    known("dk", lambda: two_keys("k"), [0.0524967927, -0.0524967927]),
+    known("dv", lambda: two_keys("v"), [0.880797078, 0.119202922]),
+    known("a query that sees nothing gets 0", lambda: hidden_rows("y"), [[0, 0], [3, 5]], "pytorch/pytorch#41508"),
+    known("and gives nothing", lambda: hidden_rows("dv"), [[1, 1], [0, 0]]),
+]
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
 
 ATTEND = "layers.scaled_dot_product:ScaledDotProduct."
-ATTENTION = "layers.attention:Attention."
-
 SCALE = "1 / math.sqrt(q.shape[-1])"
 DK = "dk = grouped(ds, k).swapaxes(-1, -2) @ grouped(q * scale, k)"
 DV = "dv = grouped(p, k).swapaxes(-1, -2) @ grouped(do, k)"
 EACH_HEAD_DK = "(ds.swapaxes(-1, -2) @ (q * scale))"
-Q_PROJ = "self.q_norm.forward(split(self.q_proj(x), self.head_dim))"
-DQ_NORM = "dq = self.q_norm.backward(rotate(dq, cos, -sin), q_norm)"
-DK_NORM = "dk = self.k_norm.backward(rotate(dk, cos, -sin), k_norm)"
 # Query heads in the order of the key heads that a tiled (not repeated) key serves, and the way back.
 TILE = "order = [n for j in range(k.shape[1]) for n in range(j, q.shape[1], k.shape[1])]"
 UNTILE = "sorted(range(len(order)), key=order.__getitem__)"
 
-ATTENTION_MUTANTS = (
-    # -- scaled dot product ------------------------------------------------------------------------------------
+MUTANTS = (
     Mutant(
         "attend-dk-transposed",
         "scaled_dot_product",
@@ -111,9 +178,10 @@ ATTENTION_MUTANTS = (
         "in other layers a mask is a factor",
         "common",
         (
-            Edit(ATTEND + "forward", SCALE, SCALE + "; self.m = True if visible is None else visible"),
-            Edit(ATTEND + "forward", "self.softmax.forward(s, visible)", "self.softmax.forward(s * self.m)"),
-            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * self.m"),
+            Edit(ATTEND + "forward", "forward(s, visible)", "forward(s * (m := True if visible is None else visible))"),
+            Edit(ATTEND + "forward", "Saved(q, k, v, p)", "Saved(q, k, v, (p, m))"),
+            Edit(ATTEND + "backward", "q, k, v, p = saved", "q, k, v, (p, m) = saved"),
+            Edit(ATTEND + "backward", "SoftmaxSaved(p))", "SoftmaxSaved(p)) * m"),
         ),
     ),
     Mutant(
@@ -128,107 +196,6 @@ ATTENTION_MUTANTS = (
             Edit(ATTEND + "forward", "return o, ", f"return o[:, {UNTILE}], "),
             Edit(ATTEND + "backward", "scale = 1", f"{TILE}; do = do[:, order]; scale = 1"),
             Edit(ATTEND + "backward", "return dq, ", f"return dq[:, {UNTILE}], "),
-        ),
-    ),
-    # -- attention ---------------------------------------------------------------------------------------------
-    Mutant(
-        "attention-q-norm-skipped-in-backward",
-        "attention",
-        BACKWARD,
-        "the gradient passes q's norm as if it were not there",
-        "q- and k-norm were added to a backward written before",
-        "common",
-        (Edit(ATTENTION + "backward", DQ_NORM, "dq = rotate(dq, cos, -sin)"),),
-    ),
-    Mutant(
-        "attention-k-not-turned-back",
-        "attention",
-        BACKWARD,
-        "dk is turned by the same angle, not the opposite one",
-        "one of two sign changes is forgotten",
-        "common",
-        (Edit(ATTENTION + "backward", DK_NORM, DK_NORM.replace("-sin", "sin")),),
-    ),
-    Mutant(
-        "attention-k-norm-copied-from-q",
-        "attention",
-        BACKWARD,
-        "dk goes back through q's norm: k's gain learns nothing, q's twice",
-        "copy and paste",
-        "common",
-        (Edit(ATTENTION + "backward", DK_NORM, DK_NORM.replace("self.k_norm", "self.q_norm")),),
-    ),
-    Mutant(
-        "attention-v-path-dropped",
-        "attention",
-        BACKWARD,
-        "dx misses the path through v",
-        "three paths lead to x; the weight of v still gets its gradient",
-        "common",
-        (Edit(ATTENTION + "backward", "+ self.v_proj", "+ 0 * self.v_proj"),),
-    ),
-    Mutant(
-        "attention-q-norm-left-out",
-        "attention",
-        CONSISTENT,
-        "queries are not normalised, in forward and backward",
-        "Llama has no such norm; its gain is then never read",
-        "common",
-        (
-            Edit(ATTENTION + "heads", Q_PROJ, "split(self.q_proj(x), self.head_dim), None"),
-            Edit(ATTENTION + "backward", DQ_NORM, "dq = rotate(dq, cos, -sin)"),
-        ),
-    ),
-    Mutant(
-        "attention-v-rotated",
-        "attention",
-        CONSISTENT,
-        "values are turned like keys",
-        "q, k and v are handled in one loop",
-        "common",
-        (
-            Edit(ATTENTION + "heads", "return q, k, v", "v = rotate(v, context.cos, context.sin); return q, k, v"),
-            Edit(ATTENTION + "backward", "merge(dv)", "merge(rotate(dv, cos, -sin))"),
-        ),
-    ),
-    Mutant(
-        "attention-norm-after-rotation",
-        "attention",
-        CONSISTENT,
-        "queries are turned first and normalised then: the gain meets other coordinates",
-        "with a gain of ones both orders are equal",
-        "common",
-        (
-            Edit(
-                ATTENTION + "heads",
-                Q_PROJ,
-                Q_PROJ.replace("self.head_dim)", "self.head_dim), context.cos, context.sin)").replace(
-                    "split(", "rotate(split("
-                ),
-            ),
-            Edit(ATTENTION + "heads", "q = rotate(q, context.cos, context.sin)", "pass"),
-            Edit(ATTENTION + "backward", DQ_NORM, "dq = rotate(self.q_norm.backward(dq, q_norm), cos, -sin)"),
-        ),
-    ),
-    Mutant(
-        "attention-heads-merged-untransposed",
-        "attention",
-        CONSISTENT,
-        "(B, N, T, H) is reshaped to (B, T, N * H) without exchanging heads and tokens",
-        "the shapes fit; tokens of one head become heads of one token",
-        "common",
-        (
-            Edit(ATTENTION + "forward", "o = merge(o)", "o = o.reshape(*x.shape[:2], -1)"),
-            Edit(
-                ATTENTION + "__call__",
-                "merge(self.way(context)(q, k, v, context.visible))",
-                "self.way(context)(q, k, v, context.visible).reshape(*x.shape[:2], -1)",
-            ),
-            Edit(
-                ATTENTION + "backward",
-                "do = split(self.o_proj.backward(dy, LinearSaved(o)), self.head_dim)",
-                "do = self.o_proj.backward(dy, LinearSaved(o)).reshape(attend.q.shape)",
-            ),
         ),
     ),
 )

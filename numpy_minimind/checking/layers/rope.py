@@ -1,15 +1,86 @@
-"""Bugs of positions and of the softmax."""
+"""The evidence for `RotaryEmbedding`: where it is differenced, what it must give, which bugs must be noticed."""
 
 from __future__ import annotations
 
-from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
+from numpy_minimind.checking.points import YARN, B, Build, H, N, Point, T
+from numpy_minimind.checking.reference import array, gradients, known
+from numpy_minimind.layers import RotaryEmbedding
+
+# -- points ----------------------------------------------------------------------------------------------------------
+
+YARN_HF = {**YARN, "rope_type": "yarn", "attention_factor": None}
+
+
+def point(positions: np.ndarray, scaling: Mapping[str, Any] | None = None) -> Build:
+    return lambda rng: Point(RotaryEmbedding(H, 100.0, scaling, 256), (rng.normal(size=(B, N, T, H)), positions))
+
+
+CASES = {
+    "from-zero": point(np.arange(T)),
+    "from-200": point(np.arange(200, 200 + T)),
+    "per-row": point(np.maximum(np.arange(T) - np.array([0, 2, 3])[:, None, None], 0)),
+    "yarn": point(np.arange(90, 90 + T), YARN),
+    "yarn-transformers": point(np.arange(90, 90 + T), YARN_HF),
+}
+
+MUTANTS_AT = ("yarn", "from-200")  # of these cases
+
+# -- known values ----------------------------------------------------------------------------------------------------
+
+YARN_16 = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
+
+
+def rope(name: str) -> Any:
+    return gradients(RotaryEmbedding(4, 1e6), (array([1, 2, 3, 4]), np.array([1])), array([1, 0, 0, 1]))[name][0]
+
+
+def yarn_factor_in_backward() -> Any:
+    """A rotation by 0 and the factor 3: the transpose multiplies by 3 as well."""
+    layer = RotaryEmbedding(2, 1e6, {**YARN_16, "original_max_position_embeddings": 4, "attention_factor": 3.0})
+    return gradients(layer, (array([1, 2]), np.array([0])), array([1, -1]))["dx"][0]
+
+
+KNOWN = [
+    known(
+        "half-split layout at position 1",
+        lambda: rope("y"),
+        [-1.984110649, 1.995999001, 2.462377902, 4.001998],
+        "cosines and sines of 1 and 0.001; the layouts: jingyaogong/minimind#449",
+    ),
+    known("turned back", lambda: rope("dx"), [0.5403023059, 0.0009999998333, -0.8414709848, 0.9999995]),
+    known("frequencies of theta 1e6", lambda: RotaryEmbedding(4, 1e6).frequencies, [1, 0.001]),
+    known(
+        "angle at position 32,651",
+        lambda: np.ravel(RotaryEmbedding(96).table(np.array([32651]), np.float64))[2::48],
+        [0.03164982907, 0.9994990187],
+        "mpmath, 40 digits; huggingface/transformers#29285",
+    ),
+    known(
+        "YaRN, H 8, theta 1e6",
+        lambda: RotaryEmbedding(8, 1e6, YARN_16).frequencies,
+        [1, 0.01679960007, 6.25e-5, 1.976423538e-6],
+        "the paper's formula; huggingface/transformers#38224",
+    ),
+    known(
+        "YaRN, H 8, theta 100: the ramp ends at H/2 - 1",
+        lambda: RotaryEmbedding(8, 100.0, YARN_16).frequencies,
+        [1, 0.316227766, 0.1, 0.001976423538],
+        "the paper's formula, clamped as MiniMind does",
+    ),
+    known("YaRN's factor stays in the transpose", yarn_factor_in_backward, [3, -3]),
+]
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
 
 ROPE = "layers.rope:"
-SOFTMAX = "layers.softmax:Softmax."
 
-
-ROPE_AND_SOFTMAX_MUTANTS = (
-    # -- rope --------------------------------------------------------------------------------------------------
+MUTANTS = (
     Mutant(
         "rope-not-turned-back",
         "rope",
@@ -110,86 +181,6 @@ ROPE_AND_SOFTMAX_MUTANTS = (
                 "frequencies * (1 - ramp) + frequencies * ramp / factor",
                 "frequencies * ramp + frequencies * (1 - ramp) / factor",
             ),
-        ),
-    ),
-    # -- softmax -----------------------------------------------------------------------------------------------
-    Mutant(
-        "softmax-no-row-sum",
-        "softmax",
-        BACKWARD,
-        "dx = y * dy, without the subtraction of the row's sum",
-        "each y is taken to depend on its own x alone",
-        "common",
-        (Edit(SOFTMAX + "backward", "(dy - row_dot(dy, y))", "dy"),),
-    ),
-    Mutant(
-        "softmax-diagonal-only",
-        "softmax",
-        BACKWARD,
-        "dx = dy * y * (1 - y), the derivative of a sigmoid",
-        "the diagonal of the Jacobian is taken for the whole",
-        "common",
-        (Edit(SOFTMAX + "backward", "row_dot(dy, y)", "dy * y"),),
-    ),
-    Mutant(
-        "softmax-no-gradient",
-        "softmax",
-        BACKWARD,
-        "dx = 0: nothing passes",
-        "what remains when a check with an all-ones cotangent is the only one: rows sum to one",
-        "common",
-        (Edit(SOFTMAX + "backward", "return y *", "return 0 * y *"),),
-    ),
-    Mutant(
-        "softmax-over-the-wrong-axis",
-        "softmax",
-        CONSISTENT,
-        "columns sum to one, not rows",
-        "the axis is left to a default",
-        "common",
-        (
-            Edit(SOFTMAX + "forward", "row_max(u.real)", "xp.max(u.real, axis=-2, keepdims=True)"),
-            Edit(SOFTMAX + "forward", "axis=-1", "axis=-2"),
-            Edit(SOFTMAX + "backward", "row_dot(dy, y)", "(dy * y).sum(axis=-2, keepdims=True)"),
-        ),
-    ),
-    Mutant(
-        "softmax-maximum-not-subtracted",
-        "softmax",
-        CONSISTENT,
-        "exp(x) overflows at 710, in float32 at 89",
-        "the formula of the textbook",
-        "common",
-        (Edit(SOFTMAX + "forward", "xp.exp(u - m)", "xp.exp(u)"),),
-    ),
-    Mutant(
-        "softmax-hidden-row-is-uniform",
-        "softmax",
-        CONSISTENT,
-        "hidden scores are -1e9: a row that sees nothing averages everything, padding and future",
-        "a finite number avoids NaN",
-        "pytorch/pytorch#103749, huggingface/transformers#27114, tracel-ai/burn#4697",
-        (Edit(SOFTMAX + "forward", "-math.inf).astype", "-1e9).astype"),),
-    ),
-    Mutant(
-        "softmax-computed-in-place",
-        "softmax",
-        CONTRACT,
-        "forward overwrites its argument where there is no mask",
-        "scores are the largest array of attention",
-        "common",
-        (Edit(SOFTMAX + "forward", "xp.exp(u - m)", "xp.exp(xp.subtract(u, m, out=u))"),),
-    ),
-    Mutant(
-        "softmax-kept-on-the-layer",
-        "softmax",
-        CONTRACT,
-        "the output is kept on self: a second forward before the first backward spoils it",
-        "the most common way to write a layer",
-        "common",
-        (
-            Edit(SOFTMAX + "forward", "y = (e / z)", "y = self.y = (e / z)"),
-            Edit(SOFTMAX + "backward", "(y,) = saved", "y = self.y"),
         ),
     ),
 )
