@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from numpy_minimind.checkpoint.pretrained import CONFIG
-from numpy_minimind.commands.places import WORDS
-from numpy_minimind.data.corpora import load_corpus
+from numpy_minimind.data.corpora import NO_FILES, load_corpus
 from numpy_minimind.data.corpus import Corpus, NewTokenizer
 from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.files import PathLike, model_folder
@@ -76,7 +75,7 @@ def _corpora_like(name: str) -> list[str]:
     given = os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name  # as it was typed
     kind, colon, path = given.partition(":")
     if not colon:
-        return get_close_matches(given, WORDS["corpus"], 1) + [str(place) for place in near(given, Path.is_file)]
+        return get_close_matches(given, NO_FILES, 1) + [str(place) for place in near(given, Path.is_file)]
     if kind in KINDS:
         return [f"{kind}:{place}" for place in near(path, Path.is_file)]
     return [f"{like}:{path}" for like in get_close_matches(kind, KINDS, 1) if Path(path).expanduser().exists()]
