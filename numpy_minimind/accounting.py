@@ -7,22 +7,27 @@ literature, so that a number of FLOP/s can be compared with others' (see `flops`
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from numpy_minimind.backend import get_array_module
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
-from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention, cut
-from numpy_minimind.layers.linear_cross_entropy import CHUNK, WORDS
+from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention
+from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
+from numpy_minimind.products import forward_products
+from numpy_minimind.shapes import parameter_shapes
 from numpy_minimind.sharing import even_sizes
 
 IDS = 8  # bytes of an id, or of an index
 
 
 def parameters(config: MiniMindConfig) -> dict[str, Any]:
-    r"""Count parameters by formula.
+    r"""Count the numbers of `shapes.parameter_shapes`.
 
     A block has attention :math:`2DH(N + K) + 2H`, norms :math:`2D` and feed-forward :math:`3DF` (with experts:
     :math:`E \cdot 3DF + ED`); then there are the embedding :math:`VD`, the final norm :math:`D`, and a head
@@ -33,20 +38,16 @@ def parameters(config: MiniMindConfig) -> dict[str, Any]:
     dict
         `total`; `active`, those that one token uses (only k of the E experts); `by_module`.
     """
-    c = _letters(config)
-    D, H, N, K, E, k, L, V = (c[name] for name in "DHNKEkLV")
-    expert = 3 * D * c["F"]
-    router = E * D if config.use_moe else 0
-    by_module = {
-        "embed_tokens": V * D,
-        "self_attn": L * (2 * D * H * (N + K) + 2 * H),
-        "mlp": L * (E * expert + router),
-        "layernorms": L * 2 * D,
-        "norm": D,
-        "lm_head": 0 if config.tie_word_embeddings else V * D,
-    }
+    by_module = dict.fromkeys(("embed_tokens", "self_attn", "mlp", "layernorms", "norm", "lm_head"), 0)
+    idle = 0
+    for name, shape in parameter_shapes(replace(config, num_hidden_layers=1)):  # the blocks are alike
+        blocks = config.num_hidden_layers if ".layers." in name else 1
+        module = name.removeprefix("model.").removeprefix("layers.0.").partition(".")[0]
+        by_module["layernorms" if module.endswith("layernorm") else module] += blocks * math.prod(shape)
+        if ".experts." in name:
+            idle += blocks * math.prod(shape) * (config.num_experts - config.num_experts_per_tok)
     total = sum(by_module.values())
-    return {"total": total, "active": total - L * (E - k) * expert, "by_module": by_module}
+    return {"total": total, "active": total - idle // config.num_experts, "by_module": by_module}
 
 
 def flops(config: MiniMindConfig, batch: int, tokens: int) -> dict[str, Any]:
@@ -67,17 +68,11 @@ def flops(config: MiniMindConfig, batch: int, tokens: int) -> dict[str, Any]:
     dict
         `forward` and `backward` of a batch, and `by_module` of the forward.
     """
-    c = _letters(config)
-    D, H, N, K, E, k, L, V = (c[name] for name in "DHNKEkLV")
-    rows = batch * tokens
-    by_module = {
-        "projections": rows * L * 4 * D * H * (N + K),
-        "attention": rows * L * 4 * N * H * tokens,
-        "mlp": rows * L * (k * 6 * D * c["F"] + (2 * D * E if config.use_moe else 0)),
-        "lm_head": rows * 2 * D * V,
-    }
-    forward = sum(by_module.values())
-    return {"forward": forward, "backward": 2 * forward, "by_module": by_module}
+    by_module: Counter[str] = Counter()
+    for p in forward_products(replace(config, num_hidden_layers=1), batch, tokens):  # the blocks are alike
+        by_module[p.part] += p.flops * (1 if p.part == "lm_head" else config.num_hidden_layers)
+    forward = by_module.total()
+    return {"forward": forward, "backward": 2 * forward, "by_module": dict(by_module)}
 
 
 def memory(
@@ -115,7 +110,7 @@ def memory(
     parts = even_sizes(batch, threads)
     pairs = [_activations(config, rows, tokens, bytes_per_number, checkpoint_activations) for rows in parts]
     activations, working = (sum(numbers) for numbers in zip(*pairs))
-    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * _letters(config)["H"] * bytes_per_number
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * bytes_per_number
     return {
         "weights": weights,
         "gradients": threads * weights,
@@ -135,65 +130,56 @@ def _activations(config: MiniMindConfig, B: int, T: int, size: int, checkpoint: 
     There are two moments at which a step may be largest: in the head, when all blocks have saved what they save, and
     in the last block on the way back. What is kept is counted at the larger of the two.
     """
-    D, L, V = (_letters(config)[name] for name in "DLV")
+    D, H, L, V = _letters(config, "DHLV")
     M = B * T
-    block = _block_saved_bytes(config, B, T, size)
-    ends = M * (2 * D + 1) * size + 2 * M * IDS  # final norm: x and r, hidden or its gradient; ids and targets
-    table = T * T if T < LONG else 0  # visible
-    kept = ends + T * _letters(config)["H"] * size  # cos and sin, once for all rows and layers
-    kept += L * M * D * size + table if checkpoint else L * block
-    again = block - M * D * size if checkpoint else 0  # the block that is computed again; its input is there already
-    loss = (M * D + V * D) * size  # dh and dW
-    head = loss + max(_head_working_numbers(min(CHUNK, M), D, V), V * D - M * D) * size  # or dW dL, in h's place
-    backward = again + _block_working_numbers(config, B, T) * size
+    block, x = _block_saved(config, B, T, size), M * D * size
+    kept = 2 * x + (M + T * H) * size + 2 * M * IDS  # final norm: x and r, hidden; cos and sin; ids and targets
+    kept += L * x + (T * T if T < LONG else 0) if checkpoint else L * block  # each block's input and the mask, or all
+    again = block - x if checkpoint else 0  # the block that is computed again; its input is there already
+    loss = x + V * D * size  # the gradients of hidden and of the table
+    head = loss + V * max(2 * min(CHUNK, M), D) * size  # a chunk's logits and their gradient, or a second table
+    backward = again + _block_working(config, B, T, size)
     if head >= backward:
         return kept + loss, head - loss
     return kept + again, backward - again
 
 
-def _block_saved_bytes(config: MiniMindConfig, B: int, T: int, size: int) -> int:
+def _block_saved(config: MiniMindConfig, B: int, T: int, size: int) -> int:
     """Bytes of everything that a block saves, field by field in the order of its layers."""
-    D, H, N, K, E, k, F = (_letters(config)[name] for name in "DHNKEkF")
+    D, H, N, K, E, k, F = _letters(config, "DHNKEkF")
     numbers = 2 * (D + 1)  # x and r of both norms
-    numbers += D + N * (H + 1) + K * (H + 1)  # x; q and k before their norms, with r
-    numbers += N * H + 2 * K * H + N * H  # q, k, v; o
-    numbers += T * N if T < LONG else N + N * _kept_keys(T) // T  # p; or lse, and the p of a short text
+    numbers += D + (N + K) * (H + 1)  # x; q and k before their norms, with r
+    numbers += 2 * (N + K) * H  # q, k, v; o
+    numbers += _weights_kept(N, T)
     if not config.use_moe:
         return B * T * (numbers + D + 3 * F) * size  # x, g, u, sigma
-    numbers += D + E + k + bool(config.norm_topk_prob) + 1  # x, p, w, z if there is one, counted
-    numbers += k * (D + D + 3 * F)  # o; x, g, u, sigma of the experts
+    numbers += D + E + k + config.norm_topk_prob + 1  # x, p, w, z if there is one, counted
+    numbers += k * (2 * D + 3 * F)  # o; x, g, u, sigma of the experts
     return B * T * (numbers * size + 3 * k * IDS)  # chosen, token, slot
 
 
-def _kept_keys(T: int) -> int:
-    """Keys whose weights FlashAttention keeps, summed over the T queries of one head: up to the end of their block."""
+def _weights_kept(N: int, T: int) -> int:
+    """Numbers a token that attention keeps of its weights: all; lse and those not in the future; or lse alone."""
     flash = FlashAttention()
-    if flash.key_block < T:
-        return 0
-    return sum((rows.stop - rows.start) * rows.stop for rows in cut(T, flash.query_block))
+    if T < LONG:
+        return N * T
+    return N * (1 + (T + flash.query_block) // 2) if flash.key_block >= T else N
 
 
-def _head_working_numbers(m: int, D: int, V: int) -> int:
-    """Bound for the head's temporaries: of a chunk of m rows logits and probabilities, or logits and a product."""
-    return m * V + max(m * V, m * D, min(V, WORDS) * D)
-
-
-def _block_working_numbers(config: MiniMindConfig, B: int, T: int) -> int:
+def _block_working(config: MiniMindConfig, B: int, T: int, size: int) -> int:
     """Bound for the temporaries of a block's backward: four arrays as large as x, and as many in its widest part.
 
     Not a list of them: what a layer keeps for a moment is its own affair, and the total is right within a tenth.
     """
-    D, H, N, K, E, k, F = (_letters(config)[name] for name in "DHNKEkF")
+    D, H, N, K, E, k, F = _letters(config, "DHNKEkF")
     M = B * T
-    m = M * k // E  # tokens of an expert
-    feed_forward = 4 * m * F + F * D  # and the gradient of a weight, before it is added
+    feed_forward = 4 * (M * k // E) * F + F * D  # of one expert; and the gradient of a weight, before it is added
     if T < LONG:
         scores = B * N * T * T
     else:
-        rows, keys = min(FlashAttention().query_block, T), min(FlashAttention().key_block, T)
-        scores = min(B, max(1, BLOCK // (N * rows * keys))) * N * rows * keys
+        scores = min(max(BLOCK, N * FlashAttention().query_block * min(T, FlashAttention().key_block)), M * N * T)
     attention = M * (N + K) * H + max(4 * scores, N * H * D)
-    return 4 * M * D + max(feed_forward, attention)
+    return (4 * M * D + max(feed_forward, attention)) * size
 
 
 def array_bytes(tree: Any) -> int:
@@ -220,7 +206,7 @@ def owner_of(array: Any) -> Any:
     return array
 
 
-def _letters(config: MiniMindConfig) -> dict[str, int]:
+def _letters(config: MiniMindConfig, names: str) -> tuple[int, ...]:
     """Bind the notation's letters; a dense model is one expert that every token uses."""
     moe = config.use_moe
     values = {
@@ -234,4 +220,4 @@ def _letters(config: MiniMindConfig) -> dict[str, int]:
         "L": config.num_hidden_layers,
         "V": config.vocab_size,
     }
-    return {name: int(value) for name, value in values.items() if value is not None}
+    return tuple(values[name] for name in names)

@@ -11,13 +11,15 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from numpy_minimind.messages import install_command
 
 _MODULES: dict[type, Any] = {np.ndarray: np}
+
+Array: TypeAlias = Any  # of NumPy, or of what computes in its place; shapes stand in the comments
 
 
 def register(array_type: type, module: Any) -> None:

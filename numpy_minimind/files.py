@@ -291,6 +291,11 @@ class UnchangedFile:
             yield file
             self._check(file)
 
+    def check(self) -> None:
+        """Refuse the file if another one has its name by now."""
+        with self.opened():
+            pass
+
     def _check(self, file: BinaryIO) -> None:
         if _version(file) != self.version:
             raise DamagedFileError(f"{self.path} was replaced or changed while it was read: load it again")

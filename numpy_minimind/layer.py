@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, to_device, to_numpy
+from numpy_minimind.backend import Array, get_array_module, to_device, to_numpy
+from numpy_minimind.messages import misfits
 
 
 class Context(NamedTuple):
@@ -28,10 +29,10 @@ class Context(NamedTuple):
     * "all": every key, and `visible` is None; for one new token, and for encoders.
     """
 
-    cos: Any  # (T, H/2) or (B, 1, T, H/2) rotation of each position
-    sin: Any  # likewise
-    visible: Any = None  # see above
-    counted: Any = None  # (B, T) bool: does the token count in the auxiliary loss? None: each does
+    cos: Array  # (T, H/2) or (B, 1, T, H/2) rotation of each position
+    sin: Array  # likewise
+    visible: Array | None = None  # see above
+    counted: Array | None = None  # (B, T) bool: does the token count in the auxiliary loss? None: each does
     attend: Literal["table", "blocks", "all"] = "table"
 
 
@@ -40,18 +41,18 @@ class Parameter:
 
     __slots__ = ("_grad", "data")
 
-    def __init__(self, data: Any, grad: Any = None) -> None:
+    def __init__(self, data: Array, grad: Array | None = None) -> None:
         self.data = data
         self._grad = grad
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Array:
         if self._grad is None:
             self._grad = get_array_module(self.data).zeros_like(self.data)
         return self._grad
 
     @grad.setter
-    def grad(self, value: Any) -> None:
+    def grad(self, value: Array) -> None:
         self._grad = value
 
     def zero_grad(self) -> None:
@@ -153,19 +154,14 @@ class Layer:
             Listing every missing, unexpected and mis-shaped name. Nothing is loaded then.
         """
         own = dict(self.named_parameters())
-        faults = [f"missing: {name}" for name in own if name not in state] if strict else []
-        faults += [f"unexpected: {name}" for name in state if name not in own] if strict else []
-        for name, parameter in own.items():
-            if name in state and tuple(np.shape(state[name])) != parameter.shape:
-                faults.append(f"wrong shape: {name} is {tuple(np.shape(state[name]))}, expected {parameter.shape}")
-            elif name in state and not _holds_numbers(state[name], parameter):
-                faults.append(f"wrong dtype: {name} is {state[name].dtype}, expected {parameter.data.dtype}")
-        if faults:
+        if not strict:
+            own = {name: parameter for name, parameter in own.items() if name in state}
+            state = {name: state[name] for name in own}
+        if faults := misfits(state, own, _cannot_hold):
             raise ValueError("the state dict does not fit this model:\n  " + "\n  ".join(faults))
         for name, parameter in own.items():
-            if name in state:
-                xp = get_array_module(parameter.data)
-                parameter.data[...] = xp.asarray(state[name], dtype=parameter.data.dtype)
+            xp = get_array_module(parameter.data)
+            parameter.data[...] = xp.asarray(state[name], dtype=parameter.data.dtype)
 
     # -- device and dtype ----------------------------------------------------------------------------------------
 
@@ -182,7 +178,11 @@ class Layer:
         return self
 
 
-def _holds_numbers(value: Any, parameter: Parameter) -> bool:
-    """Whether `value` can be cast to the parameter's dtype; what has no NumPy dtype says so itself when read."""
-    dtype = getattr(value, "dtype", None)
-    return not isinstance(dtype, np.dtype) or np.can_cast(dtype, parameter.data.dtype, "same_kind")
+def _cannot_hold(value: Any, parameter: Parameter) -> tuple[str, Any, Any] | None:
+    """Say why a parameter cannot hold `value`; what has no NumPy dtype says so itself when read."""
+    shape, dtype, own = tuple(np.shape(value)), getattr(value, "dtype", None), parameter.data.dtype
+    if shape != parameter.shape:
+        return "shape", shape, parameter.shape
+    if isinstance(dtype, np.dtype) and not np.can_cast(dtype, own, "same_kind"):
+        return "dtype", dtype, own
+    return None

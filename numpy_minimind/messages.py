@@ -1,4 +1,4 @@
-"""What messages share: the name that was meant, the command that installs what is missing, what an error says."""
+"""What messages share: the name that was meant, all that does not fit, what to install, what an error says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 CLONE = Path(__file__).parents[1]  # where setup.cfg stands, unless the package was installed without its repository
 
@@ -21,6 +22,34 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
+
+
+def other_array(given: Any, expected: Any) -> tuple[str, Any, Any] | None:
+    """Say in what an array differs from the one that is expected: (shape or dtype, its own, the expected one)."""
+    for what in ("shape", "dtype"):
+        own, right = getattr(given, what), getattr(expected, what)
+        if own != right:
+            return what, own, right
+    return None
+
+
+def misfits(
+    given: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    differ: Callable[[Any, Any], tuple[str, Any, Any] | None] = other_array,
+) -> list[str]:
+    """List, a line each, the names that are missing, those that are not expected, and what `differ` says of the rest.
+
+    >>> misfits({"a": 1, "b": 2}, {"b": 3, "c": 4}, lambda own, right: ("number", own, right))
+    ['missing: c', 'unexpected: a', 'wrong number: b is 2, expected 3']
+    """
+    lines = [f"missing: {name}" for name in expected if name not in given]
+    lines += [f"unexpected: {name}" for name in given if name not in expected]
+    for name in expected:
+        if name in given and (fault := differ(given[name], expected[name])):
+            what, own, right = fault
+            lines.append(f"wrong {what}: {name} is {own}, expected {right}")
+    return lines
 
 
 def install_command(extra: str) -> str:

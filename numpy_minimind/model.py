@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, read_numbers, to_device_of, to_numpy
+from numpy_minimind.backend import Array, get_array_module, read_numbers, to_device_of, to_numpy
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
@@ -22,6 +22,7 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
 from numpy_minimind.layers.rmsnorm import RMSNorm, RMSNormSaved
 from numpy_minimind.layers.rope import RotaryEmbedding
+from numpy_minimind.shapes import HEAD, TABLE
 
 # Tokens from which FlashAttention is faster than the table of all scores, as measured on its page.
 LONG = 128
@@ -30,14 +31,14 @@ LONG = 128
 class ModelOutput(NamedTuple):
     """What `MiniMindModel.forward` returns."""
 
-    hidden: Any  # (B, T, D)
-    aux_loss: Any  # () summed over the blocks
+    hidden: Array  # (B, T, D)
+    aux_loss: Array  # () summed over the blocks
 
 
 class BlockInput(NamedTuple):
     """What is kept of a block that is computed a second time on the way back."""
 
-    x: Any  # (B, T, D)
+    x: Array  # (B, T, D)
     context: Context
 
 
@@ -52,8 +53,8 @@ class ModelSaved(NamedTuple):
 class CausalLMOutput(NamedTuple):
     """What `MiniMindForCausalLM.forward` returns."""
 
-    logits: Any  # (B, T, V)
-    aux_loss: Any  # () summed over the blocks; 0 for a dense model
+    logits: Array  # (B, T, V)
+    aux_loss: Array  # () summed over the blocks; 0 for a dense model
 
 
 class CausalLMSaved(NamedTuple):
@@ -102,16 +103,13 @@ class MiniMindModel(Layer):
         self, config: MiniMindConfig, *, rng: np.random.Generator | None = None, dtype: Any = np.float32
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
-        assert config.head_dim is not None
         self.checkpoint_activations = False
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, rng=rng, dtype=dtype)
         self.layers = [Block(config, rng=rng, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.rotary_emb = RotaryEmbedding(
-            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings
-        )
+        self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
-    def forward(self, input_ids: Any, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
+    def forward(self, input_ids: Array, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
         x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
@@ -124,7 +122,7 @@ class MiniMindModel(Layer):
         hidden, norm = self.norm.forward(x)
         return ModelOutput(hidden, aux_loss), ModelSaved(embed_tokens, blocks, norm)
 
-    def backward(self, dhidden: Any, daux_loss: Any, saved: ModelSaved, release: bool = False) -> None:
+    def backward(self, dhidden: Array, daux_loss: Array, saved: ModelSaved, release: bool = False) -> None:
         """Go back through the blocks; with `release`, drop what each one saved as soon as it is used."""
         dx = self.norm.backward(dhidden, saved.norm)  # (B, T, D)
         blocks = saved.blocks if release else list(saved.blocks)
@@ -133,8 +131,8 @@ class MiniMindModel(Layer):
         self.embed_tokens.backward(dx, saved.embed_tokens)
 
     def __call__(
-        self, input_ids: Any, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
-    ) -> Any:
+        self, input_ids: Array, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
+    ) -> Array:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
         x = self.embed_tokens(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
         start = 0 if cache is None else cache.length
@@ -176,7 +174,7 @@ class MiniMindModel(Layer):
         return Context(cos, sin, visible, key[:, start:], attend)
 
 
-def backward_through(block: Block, dy: Any, daux_loss: Any, kept: BlockSaved | BlockInput) -> Any:
+def backward_through(block: Block, dy: Array, daux_loss: Array, kept: BlockSaved | BlockInput) -> Array:
     """Go back through one block, computing it again first if only its input was kept."""
     saved = block.forward(*kept)[1] if isinstance(kept, BlockInput) else kept
     return block.backward(dy, daux_loss, saved)
@@ -225,14 +223,14 @@ class MiniMindForCausalLM(Layer):
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def forward(self, input_ids: Any, attention_mask: Any = None) -> tuple[CausalLMOutput, CausalLMSaved]:
+    def forward(self, input_ids: Array, attention_mask: Array | None = None) -> tuple[CausalLMOutput, CausalLMSaved]:
         """Return (logits and auxiliary loss, saved)."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
         (hidden, aux_loss), model = self.model.forward(ids, mask)
         logits, lm_head = self.lm_head.forward(hidden)  # (B, T, V)
         return CausalLMOutput(logits, aux_loss), CausalLMSaved(model, lm_head)
 
-    def backward(self, dlogits: Any, saved: CausalLMSaved, daux_loss: Any = 1.0, *, release: bool = False) -> None:
+    def backward(self, dlogits: Array, saved: CausalLMSaved, daux_loss: Array = 1.0, *, release: bool = False) -> None:
         """Add the gradient of ``sum(logits * dlogits) + aux_loss * daux_loss`` into every parameter.
 
         With `release`, what each block saved is dropped as it is used (and `saved` cannot be used again).
@@ -241,7 +239,11 @@ class MiniMindForCausalLM(Layer):
         self.model.backward(dhidden, daux_loss, saved.model, release)
 
     def loss_and_grad(
-        self, input_ids: Any, labels: Any, attention_mask: Any = None, num_items_in_batch: int | None = None
+        self,
+        input_ids: Array,
+        labels: Array,
+        attention_mask: Array | None = None,
+        num_items_in_batch: int | None = None,
     ) -> LossAndGrad:
         r"""Compute the loss and add its gradient into every parameter.
 
@@ -276,9 +278,9 @@ class MiniMindForCausalLM(Layer):
 
     def loss_and_grad_shifted(
         self,
-        input_ids: Any,
-        targets: Any,
-        attention_mask: Any = None,
+        input_ids: Array,
+        targets: Array,
+        attention_mask: Array | None = None,
         num_items_in_batch: int | None = None,
         read: bool = True,
     ) -> LossAndGrad:
@@ -309,7 +311,7 @@ class MiniMindForCausalLM(Layer):
         loss, ce, aux = read_numbers(*losses) if read else losses
         return LossAndGrad(loss, ce, aux, n_here)
 
-    def loss_shifted(self, input_ids: Any, targets: Any, attention_mask: Any = None) -> float:
+    def loss_shifted(self, input_ids: Array, targets: Array, attention_mask: Array | None = None) -> float:
         """Return the mean cross-entropy of targets that are shifted already; inference, no gradient."""
         ids, mask = self._check_inputs(input_ids, attention_mask)
         return float(self.linear_cross_entropy(self.model(ids, mask), to_numpy(targets)))
@@ -317,8 +319,12 @@ class MiniMindForCausalLM(Layer):
     # -- inference -----------------------------------------------------------------------------------------------
 
     def __call__(
-        self, input_ids: Any, attention_mask: Any = None, cache: KVCache | None = None, logits_to_keep: int = 0
-    ) -> Any:
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Array:
         """Return logits (B, T, V), or those of the last `logits_to_keep` tokens; nothing is saved for a backward.
 
         Parameters
@@ -345,7 +351,6 @@ class MiniMindForCausalLM(Layer):
                 f"a cache needs batch_size >= 1 and 1 <= max_tokens <= {limit} (max_position_embeddings), "
                 f"got {batch_size} and {max_tokens}"
             )
-        assert self.config.head_dim is not None
         return KVCache(
             self.model.embed_tokens.weight.data,
             self.config.num_hidden_layers,
@@ -355,7 +360,7 @@ class MiniMindForCausalLM(Layer):
             self.config.head_dim,
         )
 
-    def generate(self, input_ids: Any, *args: Any, **options: Any) -> np.ndarray:
+    def generate(self, input_ids: Array, *args: Any, **options: Any) -> np.ndarray:
         """Continue the prompts: ``numpy_minimind.generation.generate(model, input_ids, ...)``, which see.
 
         ``model.generate(input_ids, max_new_tokens=32, temperature=0.85, top_k=50, top_p=0.85, repetition_penalty=1.0,
@@ -369,21 +374,19 @@ class MiniMindForCausalLM(Layer):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """As `Layer.load_state_dict`; a tied model also accepts an equal ``lm_head.weight`` and refuses another."""
-        name, table = "lm_head.weight", "model.embed_tokens.weight"
-        if self.config.tie_word_embeddings and name in state:
-            if table in state and not np.array_equal(to_numpy(state[name]), to_numpy(state[table]), equal_nan=True):
+        if self.config.tie_word_embeddings and HEAD in state:
+            if TABLE in state and not np.array_equal(to_numpy(state[HEAD]), to_numpy(state[TABLE]), equal_nan=True):
                 raise ValueError(
-                    f"{name} differs from {table}, but the config ties them (tie_word_embeddings): "
+                    f"{HEAD} differs from {TABLE}, but the config ties them (tie_word_embeddings): "
                     "load into an untied model, or drop one of them"
                 )
-            rest = {key: value for key, value in state.items() if key != name}
-            state = rest if table in state else {**rest, table: state[name]}
+            state = {TABLE: state[HEAD], **{name: value for name, value in state.items() if name != HEAD}}
         super().load_state_dict(state, strict)
 
     # -- the public boundary -------------------------------------------------------------------------------------
 
     def _check_inputs(
-        self, input_ids: Any, attention_mask: Any, cache: KVCache | None = None
+        self, input_ids: Array, attention_mask: Array, cache: KVCache | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Return (ids, mask (B, S) or None if nothing is padding), both on the host, or say what is wrong."""
         ids = to_numpy(input_ids)
@@ -404,7 +407,7 @@ class MiniMindForCausalLM(Layer):
         mask = None if attention_mask is None else check_mask(to_numpy(attention_mask), B, T, held)
         return ids, whole_mask(mask, earlier, B, T, held)
 
-    def _shift(self, labels: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def _shift(self, labels: Array, shape: tuple[int, ...]) -> np.ndarray:
         """Move labels one to the left: the target of position t is label t + 1, of the last position none."""
         labels, ignore = to_numpy(labels), self.cross_entropy.ignore_index
         check_targets(labels, shape, self.config.vocab_size, ignore)

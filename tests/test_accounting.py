@@ -53,7 +53,7 @@ def test_presets_have_minimind_s_counts(preset, total, active):
     assert (formula["total"], formula["active"]) == (total, active)
 
 
-@pytest.mark.parametrize("tokens", [50, 300])
+@pytest.mark.parametrize("tokens", [50, 200, 300])  # all weights kept; those not in the future; none
 @pytest.mark.parametrize("name", CONFIGS)
 def test_activations_by_formula_are_the_bytes_of_what_forward_saves(name, tokens):
     model, rng = small_model(name), np.random.default_rng(0)

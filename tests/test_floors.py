@@ -19,8 +19,8 @@ ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (pat
 NAMES = "__init__"  # the package's own names
 
 FLOORS = (
-    {"backend", "config", "files", "fonts", "foreign", "lazy", "messages", "sharing", "threads"},
-    {"layer"},
+    {"backend", "config", "files", "fonts", "foreign", "lazy", "messages", "sharing", "threads", "yarn"},
+    {"layer", "products", "shapes"},
     {"layers"},
     {"model", "generation"},
     {"checkpoint", "text"},
@@ -34,6 +34,7 @@ FLOORS = (
 SIDEWAYS = {
     ("backend", "messages"): "the error of a device that is not there says how to install CuPy",
     ("config", "messages"): "the error of an unknown field says which is near",
+    ("config", "yarn"): "a config holds what its scaling of positions means",
     ("foreign", "files"): "what a folder is instead of a model begins with what it holds",
     ("checkpoint", "text"): "a model is saved with its tokenizer, and in place of an older one",
     ("checking", "training"): "the optimizer is checked as it is shipped",
@@ -43,6 +44,7 @@ SIDEWAYS = {
 }
 # One line each, inside a function, of what readers look for where it is.
 UPWARDS = {
+    ("config:MiniMindConfig.from_dict", "checkpoint"): "`from_dict(d)`; other programs' words are read where written",
     ("model:MiniMindForCausalLM.generate", "generation"): "`model.generate(ids)`; the loop needs no model of ours",
 }
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
 from numpy_minimind.layers import CrossEntropyLoss, Embedding, Linear
-from numpy_minimind.layers.rope import rope_frequencies
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
 from tests.helpers import (
     B,
@@ -31,6 +30,7 @@ from tests.helpers import (
     settled,
 )
 from tests.strategies import cuts, seeds
+from tests.yarns import SHORT, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -98,16 +98,14 @@ def test_every_layer_starts_different():
 
 
 def test_epsilon_and_theta_of_the_config_reach_every_norm_and_the_rotation():
-    scaling = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "attention_factor": 1.5}
-    model = MiniMindForCausalLM(config(rms_norm_eps=0.25, rope_theta=50.0, rope_scaling=scaling)).model
+    model = MiniMindForCausalLM(config(rms_norm_eps=0.25, rope_theta=50.0, rope_scaling=SHORT)).model
     norms = [model.norm]
     for block in model.layers:
         attention = block.self_attn
         norms += [block.input_layernorm, block.post_attention_layernorm, attention.q_norm, attention.k_norm]
     assert [norm.eps for norm in norms] == [0.25] * 9
-    frequencies, factor = rope_frequencies(H, 50.0, scaling, 64)
-    np.testing.assert_array_equal(model.rotary_emb.frequencies, frequencies)
-    assert model.rotary_emb.factor == factor == 1.5
+    np.testing.assert_array_equal(model.rotary_emb.frequencies, rotary(H, 50.0, SHORT, 64).frequencies)
+    assert model.rotary_emb.factor == 1.2
 
 
 def test_one_seed_gives_one_model():

@@ -9,6 +9,7 @@ import torch
 
 from tests.helpers import B, T, V, assert_close, gradients_of, model_of, padding_mask
 from tests.oracle import oracles
+from tests.yarns import SHORT
 
 MODELS = {
     "dense, tied": {},
@@ -31,14 +32,7 @@ MODELS = {
         "num_hidden_layers": 1,
         "num_key_value_heads": 1,
         "rope_theta": 100.0,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 4,
-            "original_max_position_embeddings": 16,
-            "beta_fast": 3,
-            "beta_slow": 1,
-            "attention_factor": 1.1,
-        },
+        "rope_scaling": SHORT,
     },
 }
 MASKS = {

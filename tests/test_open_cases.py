@@ -25,10 +25,10 @@ from numpy_minimind.checking import check_layer
 from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import RMSNorm
-from numpy_minimind.layers.rope import rope_frequencies
 from numpy_minimind.text import CharTokenizer
 from numpy_minimind.training import AdamW, Trainer, evaluate
 from tests.helpers import assert_close, config, gradients_of, model_of
+from tests.yarns import MINIMIND, as_transformers, rotary
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "en" / "open-cases.md"
@@ -132,11 +132,9 @@ def test_R04_a_model_turns_by_the_theta_of_its_config(fields):
 
 
 def test_R06_both_spellings_of_yarn_agree_for_minimind_s_head_width():
-    scaling = {"factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
-    scaling["attention_factor"] = 1.0
-    ours, theirs = (rope_frequencies(96, 1e6, {**scaling, key: "yarn"}, 32768) for key in ("type", "rope_type"))
-    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-14)
-    assert ours[1] == theirs[1] == 1.0
+    ours, theirs = (rotary(96, 1e6, scaling) for scaling in (MINIMIND, as_transformers(MINIMIND)))
+    np.testing.assert_allclose(ours.frequencies, theirs.frequencies, rtol=1e-14)
+    assert ours.factor == theirs.factor == 1.0
 
 
 # -- A: attention ----------------------------------------------------------------------------------------------

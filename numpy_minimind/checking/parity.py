@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.messages import misfits
+
 # The columns of `by_layer`, in the order of the forward pass.
 TENSORS = (
     "output",
@@ -68,21 +70,19 @@ def compare(
     ValueError
         Listing every name that only one side has, and every array of another shape.
     """
-    faults = [f"{name} is missing in ours" for name in theirs if name not in ours]
-    faults += [f"{name} is missing in theirs" for name in ours if name not in theirs]
-    faults += [
-        f"{name} is {np.shape(ours[name])} in ours and {np.shape(theirs[name])} in theirs"
-        for name in theirs
-        if name in ours and np.shape(ours[name]) != np.shape(theirs[name])
-    ]
+    faults = misfits(ours, theirs, _other_shape)
     faults += [f"{name} is called vanishing, but there is none" for name in vanishing if name not in theirs]
     if faults:
-        raise ValueError(f"the {kind} cannot be compared:\n  " + "\n  ".join(faults))
+        raise ValueError(f"the {kind} cannot be compared; ours, held against theirs:\n  " + "\n  ".join(faults))
     overall = max((_largest(array) for array in theirs.values()), default=0.0)
     return [
         _row(name, kind, np.asarray(ours[name]), np.asarray(array), overall if name in vanishing else None)
         for name, array in theirs.items()
     ]
+
+
+def _other_shape(ours: Any, theirs: Any) -> tuple[str, Any, Any] | None:
+    return None if np.shape(ours) == np.shape(theirs) else ("shape", np.shape(ours), np.shape(theirs))
 
 
 def _row(name: str, kind: str, ours: np.ndarray, theirs: np.ndarray, scale: float | None) -> ParityRow:

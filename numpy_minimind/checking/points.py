@@ -91,8 +91,7 @@ def padding_mask(B: int, T: int, side: str) -> np.ndarray:
 
 def context(config: MiniMindConfig, T: int, mask: np.ndarray | None = None, start: int = 0) -> Context:
     """Build what a block shares: rotation of the positions from `start`, causal and padding mask."""
-    assert config.head_dim is not None
-    rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings)
+    rotary = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
     positions, causal = start + np.arange(T), np.tri(T, dtype=bool)  # (T,), (T, T)
     if mask is None:
         return Context(*rotary.table(positions, np.float64), causal)

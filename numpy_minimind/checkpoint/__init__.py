@@ -1,9 +1,8 @@
 """Models and interrupted runs on disk.
 
-tensors.py holds arrays in safetensors files, and pth.py reads
-those of PyTorch; names.py undoes what stands before their names, and weights.py finds one tensor for each parameter;
-huggingface.py is config.json in transformers' words.
-pretrained.py and resume.py are what one calls.
+tensors.py holds arrays in safetensors files, and pth.py reads those of PyTorch; names.py undoes what stands before
+their names, and weights.py finds one tensor for each parameter; huggingface.py is config.json in other programs' words,
+rope_scaling.py the part of it about positions. pretrained.py and resume.py are what one calls.
 """
 
 from typing import TYPE_CHECKING

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from numpy_minimind.files import CheckpointError, ForeignFileError
+from numpy_minimind.shapes import HEAD, TABLE
 
 T = TypeVar("T")
-
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 # What stands before a parameter's name, whether "model." is part of that, and the name.
 NAME = re.compile(

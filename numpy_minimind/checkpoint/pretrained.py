@@ -20,8 +20,8 @@ from numpy_minimind.checkpoint.weights import CONFIG, INDEX, SAFETENSORS, Tensor
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.files import (
     CheckpointError,
-    DamagedFileError,
     PathLike,
+    UnchangedFile,
     file_not_found,
     model_folder,
     read_json,
@@ -79,11 +79,11 @@ def from_pretrained(
     if config is not None and not isinstance(config, MiniMindConfig):
         raise TypeError(f"config must be a MiniMindConfig, got {type(config).__name__}")
     beside = place / CONFIG if place.is_dir() else place.with_name(CONFIG)
-    read = config is None and beside.exists()
-    config = read_config(beside) if read else config
+    file = UnchangedFile(beside) if config is None and beside.exists() else None
+    config = read_config(beside) if file else config
     weights = open_weights(place)
-    if read and config != read_config(beside):  # a save came between the two files
-        raise DamagedFileError(f"{place} was replaced or changed while it was read: load it again")
+    if file:
+        file.check()  # a save that came between the two files
     if config is None:
         raise _without_config(place, weights)
     try:
@@ -94,7 +94,8 @@ def from_pretrained(
         warnings.warn(f"{path}: dropout {config.dropout} is not implemented; training will ask for 0", stacklevel=2)
     # The stand-in gives zeros, so each number is written once more only: from the file, one tensor at a time.
     model = MiniMindForCausalLM(config, rng=cast(np.random.Generator, _Undrawn()), dtype=dtype)
-    model.load_state_dict(weights)
+    for name, parameter in model.named_parameters():
+        parameter.data[...] = weights[name]
     return model
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from numpy_minimind.checkpoint.names import HEAD, TABLE, plain_names
+from numpy_minimind.checkpoint.names import plain_names
 from numpy_minimind.checkpoint.pth import read_pth
 from numpy_minimind.checkpoint.tensors import FLOATS, StoredTensor, TensorFile
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.files import CheckpointError, read_json
 from numpy_minimind.foreign import missing
+from numpy_minimind.messages import misfits
+from numpy_minimind.shapes import HEAD, TABLE, Shape, parameter_shapes
 
 CONFIG = "config.json"
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -95,34 +98,6 @@ def _open_shards(index: Path) -> Tensors:
 # -- what a model needs ------------------------------------------------------------------------------------------
 
 
-def parameter_shapes(config: MiniMindConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each parameter of such a model, without making one: its state dict in the open."""
-    c = config
-    D, V, H = c.hidden_size, c.vocab_size, c.head_dim or 0
-    N, K = c.num_attention_heads, c.num_key_value_heads
-    F, E = (c.moe_intermediate_size if c.use_moe else c.intermediate_size) or 0, c.num_experts
-    swiglu = {"gate_proj.weight": (F, D), "up_proj.weight": (F, D), "down_proj.weight": (D, F)}
-    yield TABLE, (V, D)
-    for layer in range(c.num_hidden_layers):
-        block = f"model.layers.{layer}."
-        yield block + "input_layernorm.weight", (D,)
-        yield block + "self_attn.q_proj.weight", (N * H, D)
-        yield block + "self_attn.k_proj.weight", (K * H, D)
-        yield block + "self_attn.v_proj.weight", (K * H, D)
-        yield block + "self_attn.o_proj.weight", (D, N * H)
-        yield block + "self_attn.q_norm.weight", (H,)
-        yield block + "self_attn.k_norm.weight", (H,)
-        yield block + "post_attention_layernorm.weight", (D,)
-        if c.use_moe:
-            yield block + "mlp.gate.weight", (E, D)
-        for expert in (f"experts.{e}." for e in range(E)) if c.use_moe else [""]:
-            for name, shape in swiglu.items():
-                yield f"{block}mlp.{expert}{name}", shape
-    yield "model.norm.weight", (D,)
-    if not c.tie_word_embeddings:
-        yield HEAD, (V, D)
-
-
 def fit(weights: Tensors, config: MiniMindConfig) -> Tensors:
     """Return exactly the tensors that a model of this config needs.
 
@@ -159,15 +134,13 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
 def _misfits(weights: Tensors, config: MiniMindConfig) -> list[str]:
     # So few more than there are: what is cut off could only be missing, too.
     expected = dict(itertools.islice(parameter_shapes(config), len(weights) + MAX_FAULTS + 1))
-    faults = [f"missing: {name}" for name in expected if name not in weights]
-    faults += [f"unexpected: {name}" for name in weights if name not in expected]
-    for name, shape in expected.items():
-        tensor = weights.get(name)
-        if tensor is not None and tensor.shape != shape:
-            faults.append(f"wrong shape: {name} is {tensor.shape}, expected {shape}")
-        elif tensor is not None and tensor.stored not in FLOATS:
-            faults.append(f"wrong dtype: {name} is stored as {tensor.stored}, expected floats")
-    return faults
+    return misfits(weights, expected, _other_tensor)
+
+
+def _other_tensor(tensor: StoredTensor, shape: Shape) -> tuple[str, Any, Any] | None:
+    if tensor.shape != shape:
+        return "shape", tensor.shape, shape
+    return None if tensor.stored in FLOATS else ("dtype", f"stored as {tensor.stored}", "floats")
 
 
 def split_experts(weights: Tensors) -> Tensors:

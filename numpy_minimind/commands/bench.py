@@ -25,8 +25,8 @@ from numpy_minimind.measuring.machine import (
     peak_bytes,
     peak_device_bytes,
 )
-from numpy_minimind.measuring.products import forward_products, training_products
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
+from numpy_minimind.products import forward_products, training_products
 from numpy_minimind.threads import available_threads
 from numpy_minimind.training.distributed import launched
 from numpy_minimind.training.parallel import worthwhile_threads

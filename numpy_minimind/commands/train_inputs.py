@@ -16,6 +16,7 @@ from numpy_minimind.data.corpora import load_corpus
 from numpy_minimind.data.corpus import Corpus, NewTokenizer
 from numpy_minimind.files import file_not_found
 from numpy_minimind.model import MiniMindForCausalLM
+from numpy_minimind.shapes import same_shapes
 from numpy_minimind.text.load import load_tokenizer
 from numpy_minimind.text.pretrained import PretrainedTokenizer
 from numpy_minimind.text.tokenizer import Tokenizer
@@ -23,12 +24,6 @@ from numpy_minimind.training.build import new_config, new_model
 from numpy_minimind.training.paths import places, split
 from numpy_minimind.training.run_folder import RunFolder, RunState
 from numpy_minimind.training.settings import TrainSettings
-
-# Fields of a config on which the shapes of the weights depend.
-SHAPES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "tie_word_embeddings", "use_moe", "num_experts", "moe_intermediate_size",
-)  # fmt: skip
 
 
 def fresh_inputs(settings: TrainSettings) -> tuple[Corpus, MiniMindForCausalLM]:
@@ -130,8 +125,8 @@ def _initial_model(settings: TrainSettings, path: str) -> tuple[MiniMindForCausa
     if unknown:
         raise ValueError(f"unknown config field {', '.join(unknown)}")
     for field, value in changes.items():
-        own = getattr(model.config, field)
-        if field in SHAPES and value != own:
+        if not same_shapes(replace(model.config, **{field: value}), model.config):
+            own = getattr(model.config, field)
             raise ValueError(f"--set {field}={value} does not fit the weights of {path}, where it is {own}")
     if changes:
         changed = MiniMindForCausalLM(replace(model.config, **changes), rng=np.random.default_rng(0))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.backend import Array
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.flash_attention import FlashAttention, FlashAttentionSaved
@@ -19,14 +20,14 @@ from numpy_minimind.layers.scaled_dot_product import ScaledDotProduct, ScaledDot
 class AttentionSaved(NamedTuple):
     """What `Attention.backward` needs."""
 
-    x: Any  # (B, T, D)
+    x: Array  # (B, T, D)
     q_norm: RMSNormSaved  # (B, N, T, H)
     k_norm: RMSNormSaved  # (B, K, T, H)
-    cos: Any  # (T, H/2) or (B, 1, T, H/2)
-    sin: Any  # likewise
+    cos: Array  # (T, H/2) or (B, 1, T, H/2)
+    sin: Array  # likewise
     way: str  # how it attended, as in the context
     attend: ScaledDotProductSaved | FlashAttentionSaved
-    o: Any  # (B, T, N * H)
+    o: Array  # (B, T, N * H)
 
 
 class Attention(Layer):
@@ -80,7 +81,6 @@ class Attention(Layer):
             config.num_key_value_heads,
             config.head_dim,
         )
-        assert H is not None
         self.head_dim = H
         self.q_proj = Linear(D, N * H, rng=rng, dtype=dtype)
         self.k_proj = Linear(D, K * H, rng=rng, dtype=dtype)
@@ -90,14 +90,14 @@ class Attention(Layer):
         self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype)
         self.attend, self.flash = ScaledDotProduct(), FlashAttention()
 
-    def forward(self, x: Any, context: Context) -> tuple[Any, AttentionSaved]:
+    def forward(self, x: Array, context: Context) -> tuple[Array, AttentionSaved]:
         q, k, v, (q_norm, k_norm) = self.heads(x, context)
         o, attend = self.way(context).forward(q, k, v, context.visible)  # (B, N, T, H)
         o = merge(o)  # (B, T, N * H)
         y, _ = self.o_proj.forward(o)  # (B, T, D)
         return y, AttentionSaved(x, q_norm, k_norm, context.cos, context.sin, context.attend, attend, o)
 
-    def backward(self, dy: Any, saved: AttentionSaved) -> Any:
+    def backward(self, dy: Array, saved: AttentionSaved) -> Array:
         x, q_norm, k_norm, cos, sin, way, attend, o = saved
         do = split(self.o_proj.backward(dy, LinearSaved(o)), self.head_dim)  # (B, N, T, H)
         dq, dk, dv = self.ways[way].backward(do, attend)
@@ -109,7 +109,7 @@ class Attention(Layer):
             + self.v_proj.backward(merge(dv), LinearSaved(x))
         )  # (B, T, D)
 
-    def __call__(self, x: Any, context: Context, cache: LayerCache | None = None, start: int = 0) -> Any:
+    def __call__(self, x: Array, context: Context, cache: LayerCache | None = None, start: int = 0) -> Array:
         """Inference; with a `cache`, keys and values of earlier tokens come from it and the new ones go into it."""
         q, k, v, _ = self.heads(x, context)
         if cache is not None:
@@ -127,7 +127,7 @@ class Attention(Layer):
             raise ValueError('to attend by "table" a Context needs one in `visible`; to attend to "all", none')
         return self.ways[context.attend]
 
-    def heads(self, x: Any, context: Context) -> tuple[Any, Any, Any, tuple[RMSNormSaved, RMSNormSaved]]:
+    def heads(self, x: Array, context: Context) -> tuple[Array, Array, Array, tuple[RMSNormSaved, RMSNormSaved]]:
         """Project to heads; normalise and rotate queries and keys, but not values."""
         q, q_norm = self.q_norm.forward(split(self.q_proj(x), self.head_dim))  # (B, N, T, H)
         k, k_norm = self.k_norm.forward(split(self.k_proj(x), self.head_dim))  # (B, K, T, H)
@@ -137,13 +137,13 @@ class Attention(Layer):
         return q, k, v, (q_norm, k_norm)
 
 
-def split(x: Any, head_dim: int) -> Any:
+def split(x: Array, head_dim: int) -> Array:
     """Cut the last axis into heads: (B, T, N * H) -> (B, N, T, H)."""
     B, T, _ = x.shape
     return x.reshape(B, T, -1, head_dim).swapaxes(1, 2)
 
 
-def merge(x: Any) -> Any:
+def merge(x: Array) -> Array:
     """Put the heads side by side again: (B, N, T, H) -> (B, T, N * H)."""
     B, N, T, H = x.shape
     return x.swapaxes(1, 2).reshape(B, T, N * H)

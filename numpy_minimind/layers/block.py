@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import Array, get_array_module
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.attention import Attention, AttentionSaved
@@ -19,8 +19,8 @@ from numpy_minimind.layers.swiglu import SwiGLU, SwiGLUSaved
 class BlockOutput(NamedTuple):
     """What `Block.forward` returns; backward takes one cotangent for each."""
 
-    y: Any  # (B, T, D)
-    aux_loss: Any  # () of the experts; 0 for a dense block
+    y: Array  # (B, T, D)
+    aux_loss: Array  # () of the experts; 0 for a dense block
 
 
 class BlockSaved(NamedTuple):
@@ -73,7 +73,6 @@ class Block(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         D, F = config.hidden_size, config.intermediate_size
-        assert F is not None
         self.input_layernorm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
         self.self_attn = Attention(config, rng=rng, dtype=dtype)
         self.post_attention_layernorm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
@@ -81,7 +80,7 @@ class Block(Layer):
             MoE(config, rng=rng, dtype=dtype) if config.use_moe else SwiGLU(D, F, rng=rng, dtype=dtype)
         )
 
-    def forward(self, x: Any, context: Context) -> tuple[BlockOutput, BlockSaved]:
+    def forward(self, x: Array, context: Context) -> tuple[BlockOutput, BlockSaved]:
         a, norm1 = self.input_layernorm.forward(x)  # (B, T, D)
         a, attn = self.self_attn.forward(a, context)
         h = x + a  # (B, T, D)
@@ -90,25 +89,25 @@ class Block(Layer):
         y = h + m  # (B, T, D)
         return BlockOutput(y, aux_loss), BlockSaved(norm1, attn, norm2, mlp)
 
-    def backward(self, dy: Any, daux_loss: Any, saved: BlockSaved) -> Any:
+    def backward(self, dy: Array, daux_loss: Array, saved: BlockSaved) -> Array:
         norm1, attn, norm2, mlp = saved
         dm = self._mlp_backward(dy, daux_loss, mlp)  # (B, T, D)
         dh = dy + self.post_attention_layernorm.backward(dm, norm2)  # (B, T, D)
         da = self.self_attn.backward(dh, attn)
         return dh + self.input_layernorm.backward(da, norm1)  # (B, T, D)
 
-    def __call__(self, x: Any, context: Context, cache: LayerCache | None = None, start: int = 0) -> Any:
+    def __call__(self, x: Array, context: Context, cache: LayerCache | None = None, start: int = 0) -> Array:
         """Inference: y alone, with keys and values kept in `cache` if there is one."""
         h = x + self.self_attn(self.input_layernorm(x), context, cache, start)
         return h + self.mlp(self.post_attention_layernorm(h))
 
-    def _mlp_forward(self, m: Any, context: Context) -> tuple[MoEOutput, Any]:
+    def _mlp_forward(self, m: Array, context: Context) -> tuple[MoEOutput, Array]:
         if isinstance(self.mlp, MoE):
             return self.mlp.forward(m, context.counted)
         y, saved = self.mlp.forward(m)
         return MoEOutput(y, get_array_module(y).zeros((), y.dtype)), saved
 
-    def _mlp_backward(self, dy: Any, daux_loss: Any, saved: Any) -> Any:
+    def _mlp_backward(self, dy: Array, daux_loss: Array, saved: Array) -> Array:
         if isinstance(self.mlp, MoE):
             return self.mlp.backward(dy, daux_loss, saved)
         return self.mlp.backward(dy, saved)

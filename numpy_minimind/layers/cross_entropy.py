@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import get_array_module, is_on_host
+from numpy_minimind.backend import Array, get_array_module, is_on_host
 from numpy_minimind.layer import Layer
 
 
 class CrossEntropyLossSaved(NamedTuple):
     """What `CrossEntropyLoss.backward` needs."""
 
-    p: Any  # (..., V) softmax of the logits
-    t: Any  # (..., 1) targets, 0 in place of ignored ones
-    weight: Any  # (..., 1) 1 / n for a counted label, 0 for an ignored one
+    p: Array  # (..., V) softmax of the logits
+    t: Array  # (..., 1) targets, 0 in place of ignored ones
+    weight: Array  # (..., 1) 1 / n for a counted label, 0 for an ignored one
     dtype: Any  # of the logits
 
 
@@ -59,8 +59,8 @@ class CrossEntropyLoss(Layer):
         self.ignore_index = ignore_index
 
     def forward(
-        self, logits: Any, targets: Any, num_items_in_batch: int | None = None
-    ) -> tuple[Any, CrossEntropyLossSaved]:
+        self, logits: Array, targets: Array, num_items_in_batch: int | None = None
+    ) -> tuple[Array, CrossEntropyLossSaved]:
         xp = get_array_module(logits)
         check_targets(targets, logits.shape[:-1], logits.shape[-1], self.ignore_index)
         x = logits.astype(xp.result_type(logits, xp.float32), copy=False)
@@ -76,7 +76,7 @@ class CrossEntropyLoss(Layer):
         p = xp.divide(e, z, out=e)  # (..., V)
         return loss, CrossEntropyLossSaved(p, t, weight, logits.dtype)
 
-    def backward(self, dloss: Any, saved: CrossEntropyLossSaved) -> Any:
+    def backward(self, dloss: Array, saved: CrossEntropyLossSaved) -> Array:
         p, t, weight, dtype = saved
         xp = get_array_module(p)
         scale = (dloss * weight).astype(p.dtype, copy=False)  # (..., 1)
@@ -85,7 +85,7 @@ class CrossEntropyLoss(Layer):
         return dx.astype(dtype, copy=False)
 
 
-def check_targets(targets: Any, shape: tuple[int, ...], vocab_size: int, ignore_index: int) -> None:
+def check_targets(targets: Array, shape: tuple[int, ...], vocab_size: int, ignore_index: int) -> None:
     """Refuse labels that no logit stands for: a negative one would silently count from the end.
 
     Labels on a device were checked before they moved: to look at them would mean to wait for it.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import is_on_host, scatter_add
+from numpy_minimind.backend import Array, is_on_host, scatter_add
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import normal_weight, rows
 
@@ -14,7 +14,7 @@ from numpy_minimind.layers.linear import normal_weight, rows
 class EmbeddingSaved(NamedTuple):
     """What `Embedding.backward` needs."""
 
-    ids: Any  # (...) integers
+    ids: Array  # (...) integers
 
 
 class Embedding(Layer):
@@ -64,17 +64,17 @@ class Embedding(Layer):
     ) -> None:
         self.weight = normal_weight((num_embeddings, embedding_dim), rng, dtype)
 
-    def forward(self, ids: Any) -> tuple[Any, EmbeddingSaved]:
+    def forward(self, ids: Array) -> tuple[Array, EmbeddingSaved]:
         check_ids(ids, self.weight.shape[0])
         y = self.weight.data[ids]  # (..., D)
         return y, EmbeddingSaved(ids)
 
-    def backward(self, dy: Any, saved: EmbeddingSaved) -> None:
+    def backward(self, dy: Array, saved: EmbeddingSaved) -> None:
         (ids,) = saved
         scatter_add(self.weight.grad, ids.reshape(-1), rows(dy))
 
 
-def check_ids(ids: Any, vocab_size: int) -> None:
+def check_ids(ids: Array, vocab_size: int) -> None:
     """Refuse ids that are not integers in [0, V): a negative one would silently read the table from its end.
 
     Ids on a device were checked before they moved: to look at them would mean to wait for it.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numpy_minimind.backend import get_array_module, is_on_host
+from numpy_minimind.backend import Array, get_array_module, is_on_host
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.scaled_dot_product import grouped
 
@@ -26,13 +26,13 @@ BLOCK = 1 << 17
 class FlashAttentionSaved(NamedTuple):
     """What `FlashAttention.backward` needs."""
 
-    q: Any  # (B, N, T, H)
-    k: Any  # (B, K, S, H)
-    v: Any  # (B, K, S, H)
-    mask: Any  # (B, S) bool, or None
-    o: Any  # (B, N, T, H)
-    lse: Any  # (B, N, T)
-    p: list[Any]  # of a short text, each block's (b, K, keys, G * rows); else empty
+    q: Array  # (B, N, T, H)
+    k: Array  # (B, K, S, H)
+    v: Array  # (B, K, S, H)
+    mask: Array  # (B, S) bool, or None
+    o: Array  # (B, N, T, H)
+    lse: Array  # (B, N, T)
+    p: list[Array]  # of a short text, each block's (b, K, keys, G * rows); else empty
 
 
 class FlashAttention(Layer):
@@ -88,16 +88,18 @@ class FlashAttention(Layer):
         self.query_block = query_block
         self.key_block = key_block
 
-    def forward(self, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[Any, FlashAttentionSaved]:
-        p: list[Any] = []
+    def forward(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> tuple[Array, FlashAttentionSaved]:
+        p: list[Array] = []
         o, lse = self.online_softmax(q, k, v, mask, p if k.shape[2] <= self.key_block else None)
         return o, FlashAttentionSaved(q, k, v, mask, o, lse, p)
 
-    def __call__(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    def __call__(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         """Inference: no block outlives its turn."""
         return self.online_softmax(q, k, v, mask, None)[0]
 
-    def online_softmax(self, q: Any, k: Any, v: Any, mask: Any, saved: list[Any] | None) -> tuple[Any, Any]:
+    def online_softmax(
+        self, q: Array, k: Array, v: Array, mask: Array, saved: list[Array] | None
+    ) -> tuple[Array, Array]:
         """Return o and lse; put the weights of each block into `saved`, if there is such a list."""
         xp = get_array_module(q)
         scale, start = 1 / math.sqrt(q.shape[-1]), k.shape[2] - q.shape[2]
@@ -119,7 +121,7 @@ class FlashAttention(Layer):
                 saved.append(e / z)  # of the only block
         return o, lse
 
-    def backward(self, do: Any, saved: FlashAttentionSaved) -> tuple[Any, Any, Any]:
+    def backward(self, do: Array, saved: FlashAttentionSaved) -> tuple[Array, Array, Array]:
         xp = get_array_module(do)
         q, k, v, mask, o, lse, weights = saved
         scale, start = 1 / math.sqrt(q.shape[-1]), k.shape[2] - q.shape[2]
@@ -139,7 +141,7 @@ class FlashAttention(Layer):
             dq[b, :, rows] = (scale * dq_i).reshape(dq[b, :, rows].shape)
         return dq, dk.astype(k.dtype, copy=False), dv.astype(v.dtype, copy=False)
 
-    def blocks(self, q: Any, k: Any) -> Iterator[tuple[slice, slice]]:
+    def blocks(self, q: Array, k: Array) -> Iterator[tuple[slice, slice]]:
         """Cut the queries: yield (which sequences, which tokens). A GPU takes all sequences at once."""
         (B, N, T, _), S = q.shape, k.shape[2]
         together = BLOCK // (N * min(T, self.query_block) * min(S, self.key_block))
@@ -153,23 +155,23 @@ def cut(length: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, length)) for i in range(0, length, size)]
 
 
-def block(x: Any, rows: slice, k: Any) -> Any:
+def block(x: Array, rows: slice, k: Array) -> Array:
     """Take some rows of every head, those that share a key head below each other, in float32 or better."""
     xp = get_array_module(x)
     return grouped(x[:, :, rows].astype(xp.result_type(x, xp.float32), copy=False), k)
 
 
-def turned(x: Any) -> Any:
+def turned(x: Array) -> Array:
     """Exchange rows and columns."""
     return x.swapaxes(-1, -2)
 
 
-def turned_copy(x: Any) -> Any:
+def turned_copy(x: Array) -> Array:
     """Exchange rows and columns in memory too: for narrow heads, a product with a copy is faster."""
     return get_array_module(x).ascontiguousarray(turned(x))
 
 
-def scores(q: Any, k: Any, b: slice, rows: slice, keys: slice, start: int, mask: Any) -> Any:
+def scores(q: Array, k: Array, b: slice, rows: slice, keys: slice, start: int, mask: Array) -> Array:
     """Return k q^T of a block of keys and a block of scaled queries, -inf where the key is hidden."""
     s = k[b, :, keys] @ turned_copy(q)  # (b, K, keys, G * rows)
     first = max(keys.start, start + rows.start + 1) if mask is None else keys.start
@@ -185,7 +187,7 @@ def scores(q: Any, k: Any, b: slice, rows: slice, keys: slice, start: int, mask:
     return s
 
 
-def exp_in_place(s: Any, m: Any) -> Any:
+def exp_in_place(s: Array, m: Array) -> Array:
     """Return exp(s - m) in the memory of s."""
     s -= m
     return get_array_module(s).exp(s, out=s)

@@ -7,11 +7,9 @@ interrupted call leaves the cache as it was.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import Array, get_array_module
 
 BLOCK = 256  # tokens by which the arrays grow
 
@@ -19,11 +17,11 @@ BLOCK = 256  # tokens by which the arrays grow
 class LayerCache:
     """Keys and values of one layer, in arrays that grow by blocks of 256 tokens up to `max_tokens`."""
 
-    def __init__(self, k: Any, v: Any, max_tokens: int) -> None:
+    def __init__(self, k: Array, v: Array, max_tokens: int) -> None:
         self.k, self.v = k, v  # (B, K, capacity, H)
         self.max_tokens = max_tokens
 
-    def write(self, k: Any, v: Any, start: int) -> tuple[Any, Any]:
+    def write(self, k: Array, v: Array, start: int) -> tuple[Array, Array]:
         """Put the keys and values (B, K, T, H) of new tokens at `start`; return views of all up to them."""
         stop = start + k.shape[2]
         if stop > self.k.shape[2]:
@@ -46,7 +44,7 @@ class KVCache:
 
     def __init__(
         self,
-        reference: Any,
+        reference: Array,
         num_layers: int,
         batch_size: int,
         num_key_value_heads: int,
@@ -68,7 +66,7 @@ class KVCache:
         self.mask = mask
 
 
-def grown(a: Any, capacity: int) -> Any:
+def grown(a: Array, capacity: int) -> Array:
     """Copy (B, K, old, H) into a new array with room for `capacity` tokens."""
     B, K, old, H = a.shape
     larger = get_array_module(a).zeros((B, K, capacity, H), a.dtype)

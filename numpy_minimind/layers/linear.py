@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, is_on_host
+from numpy_minimind.backend import Array, get_array_module, is_on_host
 from numpy_minimind.layer import Layer, Parameter
 
 INITIAL_STD = 0.02  # MiniMind draws every matrix from N(0, 0.02)
@@ -26,7 +26,7 @@ def normal_weight(shape: tuple[int, ...], rng: np.random.Generator | None, dtype
 class LinearSaved(NamedTuple):
     """What `Linear.backward` needs. One field, so a parent may rebuild it instead of keeping it."""
 
-    x: Any  # (..., I)
+    x: Array  # (..., I)
 
 
 class Linear(Layer):
@@ -77,12 +77,12 @@ class Linear(Layer):
     ) -> None:
         self.weight = normal_weight((out_features, in_features), rng, dtype) if weight is None else weight
 
-    def forward(self, x: Any) -> tuple[Any, LinearSaved]:
+    def forward(self, x: Array) -> tuple[Array, LinearSaved]:
         W = self.weight.data
         y = times_transposed(rows(x), W)  # (M, O): one large product, not B small ones
         return y.reshape(*x.shape[:-1], W.shape[0]), LinearSaved(x)
 
-    def backward(self, dy: Any, saved: LinearSaved) -> Any:
+    def backward(self, dy: Array, saved: LinearSaved) -> Array:
         (x,) = saved
         W = self.weight.data
         self.weight.grad += rows(dy).T @ rows(x)  # (O, I)
@@ -90,13 +90,13 @@ class Linear(Layer):
         return dx.reshape(x.shape)
 
 
-def times_transposed(x: Any, W: Any) -> Any:
+def times_transposed(x: Array, W: Array) -> Array:
     """Return x W^T of the rows x (M, I); of a few rows as (W x^T)^T, which the BLAS library computes faster."""
     if 1 < len(x) <= FEW and is_on_host(x):
         return get_array_module(x).ascontiguousarray((W @ x.T).T)
     return x @ W.T
 
 
-def rows(x: Any) -> Any:
+def rows(x: Array) -> Array:
     """Flatten all axes but the last: (..., I) -> (M, I)."""
     return x.reshape(-1, x.shape[-1])

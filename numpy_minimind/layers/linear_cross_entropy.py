@@ -8,9 +8,9 @@ rows at a time go through the head, the loss and back, and their logits are drop
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numpy_minimind.backend import get_array_module, to_device_of
+from numpy_minimind.backend import Array, get_array_module, to_device_of
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
 from numpy_minimind.layers.linear import rows
@@ -24,8 +24,8 @@ WORDS = 1024
 class LinearCrossEntropySaved(NamedTuple):
     """What `LinearCrossEntropy.backward` needs: the gradients of L itself."""
 
-    dh: Any  # (..., D)
-    dW: Any  # (V, D)
+    dh: Array  # (..., D)
+    dW: Array  # (V, D)
 
 
 class LinearCrossEntropy(Layer):
@@ -72,8 +72,8 @@ class LinearCrossEntropy(Layer):
         self.cross_entropy = CrossEntropyLoss(ignore_index)
 
     def forward(
-        self, h: Any, targets: Any, num_items_in_batch: int | None = None
-    ) -> tuple[Any, LinearCrossEntropySaved]:
+        self, h: Array, targets: Array, num_items_in_batch: int | None = None
+    ) -> tuple[Array, LinearCrossEntropySaved]:
         xp, W = get_array_module(h), self.weight.data
         loss, dh, dW = xp.zeros((), xp.result_type(h, xp.float32)), xp.zeros_like(rows(h)), xp.zeros_like(W)
         for m, h_m, t_m, n in self.chunks(h, targets, num_items_in_batch):
@@ -88,12 +88,12 @@ class LinearCrossEntropy(Layer):
             del dx
         return loss, LinearCrossEntropySaved(dh.reshape(h.shape), dW)
 
-    def backward(self, dloss: Any, saved: LinearCrossEntropySaved) -> Any:
+    def backward(self, dloss: Array, saved: LinearCrossEntropySaved) -> Array:
         dh, dW = saved
         self.weight.grad += dW * dloss
         return dh * dloss
 
-    def __call__(self, h: Any, targets: Any, num_items_in_batch: int | None = None) -> Any:
+    def __call__(self, h: Array, targets: Array, num_items_in_batch: int | None = None) -> Array:
         """Inference: the loss alone."""
         xp, W = get_array_module(h), self.weight.data
         loss = xp.zeros((), xp.result_type(h, xp.float32))
@@ -101,7 +101,9 @@ class LinearCrossEntropy(Layer):
             loss = loss + self.cross_entropy(h_m @ W.T, t_m, n)
         return loss
 
-    def chunks(self, h: Any, targets: Any, num_items_in_batch: int | None) -> Iterator[tuple[Any, Any, Any, int]]:
+    def chunks(
+        self, h: Array, targets: Array, num_items_in_batch: int | None
+    ) -> Iterator[tuple[Array, Array, Array, int]]:
         """Yield of the rows that count, a chunk at a time: (which, their h (m, D), their targets (m,), n)."""
         ignore = self.cross_entropy.ignore_index
         check_targets(targets, h.shape[:-1], self.weight.shape[0], ignore)
@@ -116,7 +118,7 @@ class LinearCrossEntropy(Layer):
             yield m, h[m], t_m, n
 
 
-def add_product(dW: Any, dx: Any, h: Any) -> None:
+def add_product(dW: Array, dx: Array, h: Array) -> None:
     """Add dx^T h into dW, some words at a time."""
     for start in range(0, len(dW), WORDS):
         part = dW[start : start + WORDS]  # a view

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module, to_numpy, top_k
+from numpy_minimind.backend import Array, get_array_module, to_numpy, top_k
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import Linear, LinearSaved, rows
@@ -17,30 +17,30 @@ from numpy_minimind.layers.swiglu import SwiGLU, SwiGLUSaved
 class MoEOutput(NamedTuple):
     """What `MoE.forward` returns; backward takes one cotangent for each."""
 
-    y: Any  # (..., D)
-    aux_loss: Any  # () load-balancing loss, its coefficient included
+    y: Array  # (..., D)
+    aux_loss: Array  # () load-balancing loss, its coefficient included
 
 
 class ExpertSaved(NamedTuple):
     """One expert's share of the call."""
 
-    token: Any  # (m,) rows of x that it served
-    slot: Any  # (m,) in which of the token's k choices
-    o: Any  # (m, D) its outputs, before weighting
+    token: Array  # (m,) rows of x that it served
+    slot: Array  # (m,) in which of the token's k choices
+    o: Array  # (m, D) its outputs, before weighting
     expert: SwiGLUSaved
 
 
 class MoESaved(NamedTuple):
     """What `MoE.backward` needs; M tokens in all."""
 
-    x: Any  # (M, D)
-    p: Any  # (M, E)
-    chosen: Any  # (M, k) experts, best first
-    w: Any  # (M, k)
-    z: Any  # (M, 1) what the weights were divided by, or None
+    x: Array  # (M, D)
+    p: Array  # (M, E)
+    chosen: Array  # (M, k) experts, best first
+    w: Array  # (M, k)
+    z: Array  # (M, 1) what the weights were divided by, or None
     experts: list[ExpertSaved]
-    load: Any  # (E,)
-    counted: Any  # (M, 1) 1 or 0, divided by the number of counted tokens
+    load: Array  # (E,)
+    counted: Array  # (M, 1) 1 or 0, divided by the number of counted tokens
 
 
 class MoE(Layer):
@@ -97,7 +97,6 @@ class MoE(Layer):
     ) -> None:
         rng = np.random.default_rng() if rng is None else rng
         D, F, E = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        assert F is not None
         self.k, self.norm, self.coef = (
             config.num_experts_per_tok,
             config.norm_topk_prob,
@@ -107,7 +106,7 @@ class MoE(Layer):
         self.experts = [SwiGLU(D, F, rng=rng, dtype=dtype) for _ in range(E)]
         self.softmax = Softmax()
 
-    def forward(self, x: Any, counted: Any = None) -> tuple[MoEOutput, MoESaved]:
+    def forward(self, x: Array, counted: Array | None = None) -> tuple[MoEOutput, MoESaved]:
         xp = get_array_module(x)
         shape, x = x.shape, rows(x)  # (M, D)
         p, chosen, w, z = self.route(x)
@@ -122,7 +121,7 @@ class MoE(Layer):
         aux_loss = self.coef * len(self.experts) * xp.sum(load * xp.sum(p * counted, axis=0))  # ()
         return MoEOutput(y.reshape(shape), aux_loss), MoESaved(x, p, chosen, w, z, experts, load, counted)
 
-    def backward(self, dy: Any, daux_loss: Any, saved: MoESaved) -> Any:
+    def backward(self, dy: Array, daux_loss: Array, saved: MoESaved) -> Array:
         xp = get_array_module(dy)
         x, p, chosen, w, z, experts, load, counted = saved
         shape, dy = dy.shape, rows(dy)  # (M, D)
@@ -140,7 +139,7 @@ class MoE(Layer):
         dl = self.softmax.backward(dp, SoftmaxSaved(p)).astype(x.dtype)  # (M, E)
         return (dx + self.gate.backward(dl, LinearSaved(x))).reshape(shape)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Array) -> Array:
         """Inference: y alone, without the auxiliary loss."""
         xp = get_array_module(x)
         shape, x = x.shape, rows(x)  # (M, D)
@@ -150,7 +149,7 @@ class MoE(Layer):
             y[token] += w[token, slot, None] * expert(x[token])
         return y.reshape(shape)
 
-    def route(self, x: Any) -> tuple[Any, Any, Any, Any]:
+    def route(self, x: Array) -> tuple[Array, Array, Array, Array]:
         """Return the router's p (M, E), the chosen experts (M, k), their weights (M, k) and the divisor z."""
         xp = get_array_module(x)
         p, _ = self.softmax.forward(self.gate(x))  # (M, E)
@@ -161,14 +160,14 @@ class MoE(Layer):
         z = xp.sum(w, axis=-1, keepdims=True)  # (M, 1)
         return p, chosen, w / z, z
 
-    def load(self, chosen: Any, counted: Any) -> Any:
+    def load(self, chosen: Array, counted: Array) -> Array:
         """Mean number of choices of each expert a counted token: (E,), summing to k."""
         xp = get_array_module(chosen)
         hits = chosen[:, :, None] == xp.arange(len(self.experts))  # (M, k, E)
         return xp.sum(xp.sum(hits, axis=1, dtype=counted.dtype) * counted, axis=0)
 
 
-def shares(chosen: Any, E: int) -> list[tuple[Any, Any]]:
+def shares(chosen: Array, E: int) -> list[tuple[Array, Array]]:
     """List for each expert the tokens that chose it and in which of their k slots; a GPU is waited for once."""
     xp, k = get_array_module(chosen), chosen.shape[1]
     chosen = chosen.reshape(-1)  # (M * k,): slot s of token t stands at t * k + s
@@ -178,7 +177,7 @@ def shares(chosen: Any, E: int) -> list[tuple[Any, Any]]:
     return [(part // k, part % k) for part in parts]
 
 
-def token_weights(counted: Any, p: Any) -> Any:
+def token_weights(counted: Array, p: Array) -> Array:
     """Turn a mask of counted tokens (None: all) into weights of a mean over tokens, (M, 1); all 0 if none counts."""
     xp = get_array_module(p)
     if counted is None:

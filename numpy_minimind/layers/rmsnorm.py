@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import at_least_float32, get_array_module
+from numpy_minimind.backend import Array, at_least_float32, get_array_module
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.linear import rows
 
@@ -18,8 +18,8 @@ from numpy_minimind.layers.linear import rows
 class RMSNormSaved(NamedTuple):
     """What `RMSNorm.backward` needs."""
 
-    x: Any  # (..., D)
-    r: Any  # (..., 1)
+    x: Array  # (..., D)
+    r: Array  # (..., 1)
 
 
 class RMSNorm(Layer):
@@ -62,13 +62,13 @@ class RMSNorm(Layer):
         self.eps = eps
         self.weight = Parameter(np.ones(dim, dtype))
 
-    def forward(self, x: Any) -> tuple[Any, RMSNormSaved]:
+    def forward(self, x: Array) -> tuple[Array, RMSNormSaved]:
         xp, w = get_array_module(x), self.weight.data
         u = at_least_float32(x)
         r = 1 / xp.sqrt(mean_product(u, u) + self.eps)  # (..., 1)
         return (u * r * w).astype(x.dtype, copy=False), RMSNormSaved(x, r)
 
-    def backward(self, dy: Any, saved: RMSNormSaved) -> Any:
+    def backward(self, dy: Array, saved: RMSNormSaved) -> Array:
         xp, w = get_array_module(dy), self.weight.data
         x, r = saved
         n = x * r  # (..., D)
@@ -77,6 +77,6 @@ class RMSNorm(Layer):
         return (r * (dn - n * mean_product(dn, n))).astype(dy.dtype, copy=False)
 
 
-def mean_product(a: Any, b: Any) -> Any:
+def mean_product(a: Array, b: Array) -> Array:
     """Mean of a_j b_j over the last axis: (..., D) -> (..., 1), without an array for the products."""
     return (a[..., None, :] @ b[..., None])[..., 0] / a.shape[-1]

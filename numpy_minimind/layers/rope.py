@@ -6,17 +6,16 @@ coordinate i with coordinate i + H/2 (the half-split layout of Llama and Qwen), 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import Array, get_array_module
 from numpy_minimind.layer import Layer
+from numpy_minimind.yarn import Yarn
 
 
-def rotate(x: Any, cos: Any, sin: Any) -> Any:
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Turn every pair (x_i, x_{i + H/2}) of the last axis: x (..., T, H), cos and sin (..., T, H/2)."""
     xp = get_array_module(x)
     half = x.shape[-1] // 2
@@ -29,8 +28,8 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
 class RotaryEmbeddingSaved(NamedTuple):
     """What `RotaryEmbedding.backward` needs."""
 
-    cos: Any  # (..., T, H/2)
-    sin: Any  # (..., T, H/2)
+    cos: Array  # (..., T, H/2)
+    sin: Array  # (..., T, H/2)
 
 
 class RotaryEmbedding(Layer):
@@ -70,97 +69,46 @@ class RotaryEmbedding(Layer):
         H, even.
     rope_theta : float
         :math:`\theta`, the base.
-    rope_scaling : mapping, optional
-        YaRN, with `type` as MiniMind writes it or `rope_type` as transformers does.
-    max_position_embeddings : int
-        The largest number of positions; with `type`, YaRN is active only beyond its original length.
+    yarn : Yarn, optional
+        Which rotations are stretched; a config reads it from its `rope_scaling`, `config.yarn`.
     """
 
     not_differentiable = ("positions",)
 
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float = 1e6,
-        rope_scaling: Mapping[str, Any] | None = None,
-        max_position_embeddings: int = 32768,
-    ) -> None:
-        self.frequencies, self.factor = rope_frequencies(head_dim, rope_theta, rope_scaling, max_position_embeddings)
+    def __init__(self, head_dim: int, rope_theta: float = 1e6, yarn: Yarn | None = None) -> None:
+        self.frequencies, self.factor = rope_frequencies(head_dim, rope_theta), 1.0
+        if yarn is not None:
+            self.frequencies, self.factor = yarn_frequencies(self.frequencies, yarn), yarn.attention_factor
 
-    def table(self, positions: Any, dtype: Any) -> tuple[Any, Any]:
+    def table(self, positions: Array, dtype: Any) -> tuple[Array, Array]:
         """Return the rows (cos, sin), each (..., T, H/2), of `positions` in `dtype`."""
         xp = get_array_module(positions)
         angles = positions[..., None] * xp.asarray(self.frequencies)  # (..., T, H/2) float64
         return (xp.cos(angles) * self.factor).astype(dtype), (xp.sin(angles) * self.factor).astype(dtype)
 
-    def forward(self, x: Any, positions: Any) -> tuple[Any, RotaryEmbeddingSaved]:
+    def forward(self, x: Array, positions: Array) -> tuple[Array, RotaryEmbeddingSaved]:
         cos, sin = self.table(positions, x.real.dtype)
         y = rotate(x, cos, sin)  # (..., T, H)
         return y, RotaryEmbeddingSaved(cos, sin)
 
-    def backward(self, dy: Any, saved: RotaryEmbeddingSaved) -> Any:
+    def backward(self, dy: Array, saved: RotaryEmbeddingSaved) -> Array:
         cos, sin = saved
         return rotate(dy, cos, -sin)  # (..., T, H)
 
 
-def rope_frequencies(
-    head_dim: int, theta: float, scaling: Mapping[str, Any] | None, max_position_embeddings: int
-) -> tuple[np.ndarray, float]:
-    r"""Return (:math:`\omega` (H/2,) in float64, the factor on cos and sin)."""
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)  # (H/2,)
-    if scaling is None:
-        return frequencies, 1.0
-    return yarn_frequencies(frequencies, head_dim, theta, scaling, max_position_embeddings)
+def rope_frequencies(head_dim: int, theta: float) -> np.ndarray:
+    r"""Return :math:`\omega` (H/2,) in float64."""
+    return theta ** (-np.arange(0, head_dim, 2) / head_dim)
 
 
-def yarn_frequencies(
-    frequencies: np.ndarray,
-    head_dim: int,
-    theta: float,
-    scaling: Mapping[str, Any],
-    max_position_embeddings: int,
-) -> tuple[np.ndarray, float]:
+def yarn_frequencies(frequencies: np.ndarray, yarn: Yarn) -> np.ndarray:
     r"""Stretch slow rotations to a longer text and leave the fast ones alone.
 
     .. math::
 
         \omega_i \leftarrow \omega_i (1 - r_i) + \omega_i r_i / factor, \qquad
         r_i = \mathrm{clamp}\!\left(\frac{i - low}{high - low}, 0, 1\right)
-
-    where low and high are the pairs that turn beta_fast and beta_slow times within the original length,
-    :math:`c(\beta) = H \ln(original / 2\pi\beta) / (2 \ln\theta)`, rounded outwards (unless `truncate` is false).
-
-    The two spellings differ: `type` (MiniMind) clamps high at H/2 - 1 and takes the attention factor as given;
-    `rope_type` (transformers) clamps at H - 1 and derives the factor, 0.1 ln(factor) + 1, when none is given. Neither
-    divides by zero where low = high; where low > high, MiniMind divides by 0.001, transformers by the difference.
     """
-    transformers = "rope_type" in scaling
-    factor = scaling["factor"]
-    original = scaling.get("original_max_position_embeddings") or max_position_embeddings
-    if not transformers and max_position_embeddings <= original:
-        return frequencies, 1.0
-
-    def pair_that_turns(times: float) -> float:
-        return head_dim * math.log(original / (2 * math.pi * times)) / (2 * math.log(theta))
-
-    low, high = pair_that_turns(scaling.get("beta_fast") or 32), pair_that_turns(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1 if transformers else head_dim // 2 - 1)
-    span = (high - low) or 0.001 if transformers else max(high - low, 0.001)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / span, 0.0, 1.0)  # (H/2,)
-    return frequencies * (1 - ramp) + frequencies * ramp / factor, _attention_factor(scaling, transformers)
-
-
-def _attention_factor(scaling: Mapping[str, Any], transformers: bool) -> float:
-    given = scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
-    if not transformers:
-        return 1.0
-
-    def mscale(scale: float, m: float = 1.0) -> float:
-        return 0.1 * m * math.log(scale) + 1.0 if scale > 1 else 1.0
-
-    factor, m, m_all = scaling["factor"], scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return mscale(factor, m) / mscale(factor, m_all) if m and m_all else mscale(factor)
+    low, high, factor, _ = yarn
+    ramp = np.clip((np.arange(len(frequencies)) - low) / (high - low), 0.0, 1.0)  # (H/2,)
+    return frequencies * (1 - ramp) + frequencies * ramp / factor

@@ -7,8 +7,9 @@ matrix product with the keys, so no key is ever repeated, and the backward produ
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from numpy_minimind.backend import Array
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.softmax import Softmax, SoftmaxSaved
 
@@ -16,10 +17,10 @@ from numpy_minimind.layers.softmax import Softmax, SoftmaxSaved
 class ScaledDotProductSaved(NamedTuple):
     """What `ScaledDotProduct.backward` needs."""
 
-    q: Any  # (B, N, T, H)
-    k: Any  # (B, K, S, H)
-    v: Any  # (B, K, S, H)
-    p: Any  # (B, N, T, S)
+    q: Array  # (B, N, T, H)
+    k: Array  # (B, K, S, H)
+    v: Array  # (B, K, S, H)
+    p: Array  # (B, N, T, S)
 
 
 class ScaledDotProduct(Layer):
@@ -59,14 +60,16 @@ class ScaledDotProduct(Layer):
     def __init__(self) -> None:
         self.softmax = Softmax()
 
-    def forward(self, q: Any, k: Any, v: Any, visible: Any = None) -> tuple[Any, ScaledDotProductSaved]:
+    def forward(
+        self, q: Array, k: Array, v: Array, visible: Array | None = None
+    ) -> tuple[Array, ScaledDotProductSaved]:
         scale = 1 / math.sqrt(q.shape[-1])
         s = (grouped(q * scale, k) @ k.swapaxes(-1, -2)).reshape(*q.shape[:3], k.shape[2])  # (B, N, T, S)
         p, _ = self.softmax.forward(s, visible)  # (B, N, T, S)
         o = (grouped(p, k) @ v).reshape(q.shape)  # (B, N, T, H)
         return o, ScaledDotProductSaved(q, k, v, p)
 
-    def backward(self, do: Any, saved: ScaledDotProductSaved) -> tuple[Any, Any, Any]:
+    def backward(self, do: Array, saved: ScaledDotProductSaved) -> tuple[Array, Array, Array]:
         q, k, v, p = saved
         scale = 1 / math.sqrt(q.shape[-1])
         dv = grouped(p, k).swapaxes(-1, -2) @ grouped(do, k)  # (B, K, S, H)
@@ -77,7 +80,7 @@ class ScaledDotProduct(Layer):
         return dq, dk, dv
 
 
-def grouped(x: Any, k: Any) -> Any:
+def grouped(x: Array, k: Array) -> Array:
     """Stack the rows of the query heads that share a key head: (B, N, T, .) -> (B, K, G * T, .)."""
     B, N, T, last = x.shape
     K = k.shape[1]

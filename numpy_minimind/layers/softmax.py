@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from numpy_minimind.backend import get_array_module, row_max
+from numpy_minimind.backend import Array, get_array_module, row_max
 from numpy_minimind.layer import Layer
 
 
 class SoftmaxSaved(NamedTuple):
     """What `Softmax.backward` needs: its output. One field, so a parent may rebuild it."""
 
-    y: Any  # (..., S)
+    y: Array  # (..., S)
 
 
 class Softmax(Layer):
@@ -46,7 +46,7 @@ class Softmax(Layer):
 
     not_differentiable = ("visible",)
 
-    def forward(self, x: Any, visible: Any = None) -> tuple[Any, SoftmaxSaved]:
+    def forward(self, x: Array, visible: Array | None = None) -> tuple[Array, SoftmaxSaved]:
         xp = get_array_module(x)
         u = x.astype(xp.result_type(x, xp.float32), copy=False)
         if visible is not None:
@@ -61,11 +61,11 @@ class Softmax(Layer):
         y = (e / z).astype(x.dtype, copy=False)
         return y, SoftmaxSaved(y)
 
-    def backward(self, dy: Any, saved: SoftmaxSaved) -> Any:
+    def backward(self, dy: Array, saved: SoftmaxSaved) -> Array:
         (y,) = saved
         return y * (dy - row_dot(dy, y))
 
 
-def row_dot(a: Any, b: Any) -> Any:
+def row_dot(a: Array, b: Array) -> Array:
     """Sum of a_s b_s over the last axis: (..., S) -> (..., 1), without an array for the products."""
     return get_array_module(a).einsum("...s,...s->...", a, b)[..., None]

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import at_least_float32, elementwise, get_array_module
+from numpy_minimind.backend import Array, at_least_float32, elementwise, get_array_module
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import Linear, LinearSaved
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
     xp = get_array_module(x)
     u = at_least_float32(x)
@@ -27,13 +27,13 @@ def lowest_exponent(dtype: Any) -> float:
 
 
 @elementwise
-def gated(g: Any, u: Any, sigma: Any) -> Any:
+def gated(g: Array, u: Array, sigma: Array) -> Array:
     """Return h = silu(g) u."""
     return g * sigma * u
 
 
 @elementwise
-def gated_backward(dh: Any, g: Any, u: Any, sigma: Any) -> tuple[Any, Any]:
+def gated_backward(dh: Array, g: Array, u: Array, sigma: Array) -> tuple[Array, Array]:
     """Return dg and du: silu' = sigma + silu (1 - sigma)."""
     silu = g * sigma
     return dh * (u * (sigma + silu * (1 - sigma))), dh * silu
@@ -42,10 +42,10 @@ def gated_backward(dh: Any, g: Any, u: Any, sigma: Any) -> tuple[Any, Any]:
 class SwiGLUSaved(NamedTuple):
     """What `SwiGLU.backward` needs."""
 
-    x: Any  # (..., D)
-    g: Any  # (..., F)
-    u: Any  # (..., F)
-    sigma: Any  # (..., F)
+    x: Array  # (..., D)
+    g: Array  # (..., F)
+    u: Array  # (..., F)
+    sigma: Array  # (..., F)
 
 
 class SwiGLU(Layer):
@@ -102,7 +102,7 @@ class SwiGLU(Layer):
         self.up_proj = Linear(hidden_size, intermediate_size, rng=rng, dtype=dtype)
         self.down_proj = Linear(intermediate_size, hidden_size, rng=rng, dtype=dtype)
 
-    def forward(self, x: Any) -> tuple[Any, SwiGLUSaved]:
+    def forward(self, x: Array) -> tuple[Array, SwiGLUSaved]:
         g = self.gate_proj(x)  # (..., F)
         u = self.up_proj(x)  # (..., F)
         sigma = sigmoid(g)  # (..., F)
@@ -110,7 +110,7 @@ class SwiGLU(Layer):
         y = self.down_proj(h)  # (..., D)
         return y, SwiGLUSaved(x, g, u, sigma)
 
-    def backward(self, dy: Any, saved: SwiGLUSaved) -> Any:
+    def backward(self, dy: Array, saved: SwiGLUSaved) -> Array:
         x, g, u, sigma = saved
         dh = self.down_proj.backward(dy, LinearSaved(gated(g, u, sigma)))  # (..., F)
         dg, du = gated_backward(dh, g, u, sigma)  # (..., F)

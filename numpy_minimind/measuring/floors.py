@@ -15,7 +15,7 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, synchronize, to_device
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.measuring.products import Operand, Product, forward_products, training_products
+from numpy_minimind.products import Operand, Product, forward_products, training_products
 from numpy_minimind.sharing import even_sizes
 from numpy_minimind.threads import Threads, one_blas_thread
 

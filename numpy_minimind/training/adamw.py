@@ -15,6 +15,7 @@ import numpy as np
 
 from numpy_minimind.backend import get_array_module, to_numpy
 from numpy_minimind.layer import Parameter
+from numpy_minimind.messages import misfits
 
 Mapper = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, or the same with threads
 
@@ -187,14 +188,10 @@ class AdamW:
             would not continue exactly). Nothing is loaded then.
         """
         own = {f"m.{name}": m for name, m in self.m.items()} | {f"v.{name}": v for name, v in self.v.items()}
-        faults = [f"missing: {name}" for name in ["t", *own] if name not in state]
-        faults += [f"unexpected: {name}" for name in state if name not in own and name != "t"]
-        faults += [
-            f"{name} is {state[name].dtype} {state[name].shape}, expected {moment.dtype} {moment.shape}"
-            for name, moment in own.items()
-            if name in state and (state[name].shape, state[name].dtype) != (moment.shape, moment.dtype)
-        ]
-        if "t" in state and not (np.issubdtype(np.asarray(state["t"]).dtype, np.integer) and state["t"] >= 0):
+        faults = misfits({name: array for name, array in state.items() if name != "t"}, own)
+        if "t" not in state:
+            faults.append("missing: t")
+        elif not (np.issubdtype(np.asarray(state["t"]).dtype, np.integer) and state["t"] >= 0):
             faults.append(f"t is {state['t']}, expected a whole number of at least 0")
         if faults:
             raise ValueError("the state does not fit this optimizer:\n  " + "\n  ".join(faults))

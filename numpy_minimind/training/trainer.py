@@ -16,6 +16,7 @@ import numpy as np
 from numpy_minimind.backend import read_numbers
 from numpy_minimind.data.batches import Batch, BatchStream, EpochStream
 from numpy_minimind.layer import Parameter
+from numpy_minimind.messages import misfits
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.threads import Threads, one_blas_thread
 from numpy_minimind.training.adamw import AdamW, Mapper, global_norm, scale_down
@@ -164,14 +165,7 @@ class Trainer:
             Listing every array that is missing, unexpected, or of another shape or dtype. Nothing is loaded then.
         """
         own, own_numbers = self.state_dict()
-        faults = [f"missing: {name}" for name in own if name not in arrays]
-        faults += [f"missing: {name}" for name in own_numbers if name not in numbers]
-        faults += [f"unexpected: {name}" for name in arrays if name not in own]
-        faults += [
-            f"{name} is {arrays[name].dtype} {arrays[name].shape}, expected {array.dtype} {array.shape}"
-            for name, array in own.items()
-            if name in arrays and (arrays[name].shape, arrays[name].dtype) != (array.shape, array.dtype)
-        ]
+        faults = [f"missing: {name}" for name in own_numbers if name not in numbers] + misfits(arrays, own)
         if faults:
             raise ValueError("the state does not fit this trainer:\n  " + "\n  ".join(faults))
         self.batches.load_state_dict(numbers["batches"])

@@ -3,6 +3,7 @@
 import pytest
 
 from numpy_minimind.checking.cases import Case
+from numpy_minimind.checking.contract import contract_faults
 from numpy_minimind.checking.layers import select
 from numpy_minimind.checking.report import EXPECTED_ZERO
 
@@ -37,6 +38,14 @@ def test_complex_step(case: Case):
 def test_float32(case: Case):
     report = case.check_float32(seed=0)
     assert report.ok, str(report)
+
+
+@pytest.mark.usefixtures("backend")
+@by_id(CASES)
+def test_contract(case: Case):
+    """Nothing given is changed, a second backward adds as much, inference gives what forward gives, and so on."""
+    rng, point = case.draw(0)
+    assert contract_faults(point.layer, *point.inputs, rng=rng, cotangents=point.options.get("cotangents")) == ()
 
 
 @pytest.mark.slow

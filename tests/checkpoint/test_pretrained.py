@@ -13,6 +13,7 @@ import pytest
 
 from tests.checkpoint.torch_files import write_pth
 from tests.helpers import model_of
+from tests.yarns import BARE, rotary
 
 pytest.importorskip("safetensors")
 
@@ -20,13 +21,13 @@ import safetensors.numpy
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM, from_pretrained, save_pretrained
 from numpy_minimind.checkpoint import CheckpointError, DamagedFileError, pretrained
-from numpy_minimind.checkpoint.huggingface import huggingface_config, transformers_scaling
+from numpy_minimind.checkpoint.huggingface import huggingface_config
+from numpy_minimind.checkpoint.rope_scaling import transformers_scaling
 from numpy_minimind.checkpoint.tensors import TensorFile, bfloat16_bits, stored_as, widen, write_tensors
-from numpy_minimind.checkpoint.weights import open_weights, parameter_shapes
-from numpy_minimind.layers.rope import rope_frequencies
+from numpy_minimind.checkpoint.weights import open_weights
 from numpy_minimind.text import CharTokenizer, load_tokenizer
 
-YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
+YARN = {"type": "yarn", **BARE}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "untied": {"tie_word_embeddings": False},
@@ -37,9 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "yarn, MiniMind's": {"rope_scaling": YARN},
     "yarn, MiniMind's, clamped": {"rope_scaling": YARN | {"original_max_position_embeddings": 60}, "rope_theta": 9.0},
     "yarn, MiniMind's, off": {"rope_scaling": YARN | {"original_max_position_embeddings": 64}},
-    "yarn, transformers'": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    },
+    "yarn, transformers'": {"rope_scaling": {"rope_type": "yarn", **BARE}},
     "several end marks": {"eos_token_id": [0, 2]},
     "without ids": {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
 }
@@ -203,10 +202,10 @@ def test_an_edited_config_counts(tmp_path: Path) -> None:
     edit_config(folder, rms_norm_eps=1e-5, eos_token_id=7)
     config = from_pretrained(folder).config
     assert (config.rms_norm_eps, config.eos_token_id, config.num_experts) == (1e-5, 7, 9)
-    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    scaling = {"rope_type": "yarn", **BARE, "factor": 2.0}
     edit_config(folder, rope_scaling=scaling)
     with pytest.raises(
-        CheckpointError, match=r"rope_scaling\.factor = 2\.0 and rope_parameters\.factor = 4 contradict"
+        CheckpointError, match=r"rope_scaling\.factor = 2\.0 and rope_parameters\.factor = 4\.0 contradict"
     ):
         from_pretrained(folder)
     edit_config(folder, rope_parameters=scaling)
@@ -269,9 +268,9 @@ def test_scaling_in_transformers_spelling_gives_the_same_frequencies(
     written = transformers_scaling(config)
     assert written is not None
     assert written["rope_type"] == "yarn"
-    ours, theirs = (rope_frequencies(12, theta, s, config.max_position_embeddings) for s in (scaling, written))
-    np.testing.assert_allclose(theirs[0], ours[0], rtol=1e-12)
-    assert theirs[1] == ours[1]
+    ours, theirs = (rotary(12, theta, s, config.max_position_embeddings) for s in (scaling, written))
+    np.testing.assert_allclose(theirs.frequencies, ours.frequencies, rtol=1e-12)
+    assert theirs.factor == ours.factor
 
 
 def test_a_dropout_is_reported_and_kept(tmp_path: Path) -> None:
@@ -633,12 +632,6 @@ def test_a_number_of_experts_far_larger_than_its_weights(tmp_path: Path) -> None
     edit_config(tmp_path / "m", num_experts=10**12)
     with pytest.raises(CheckpointError, match=r"missing: model\.layers\.0\.mlp\.experts\.7\..*(.|\n)*  and more$"):
         from_pretrained(tmp_path / "m")
-
-
-@each_model
-def test_the_shapes_by_formula_are_those_of_the_model(fields: dict[str, Any]) -> None:
-    m = model(**fields)
-    assert list(parameter_shapes(m.config)) == [(name, parameter.shape) for name, parameter in m.named_parameters()]
 
 
 @pytest.mark.parametrize(

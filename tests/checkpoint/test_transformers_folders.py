@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindConfig, from_pretrained, save_pretrained
-from numpy_minimind.config import REFUSED
-from numpy_minimind.layers.rope import rope_frequencies
+from numpy_minimind.checkpoint.huggingface import REFUSED
+from numpy_minimind.layers import RotaryEmbedding
+from tests.yarns import BARE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -288,22 +289,19 @@ def check(path: Path, model: Any, ids: np.ndarray, folder: Path, label: str) -> 
     assert measured["peak"] <= 1.2 * measured["weights"]
 
 
-YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
-
-
 @pytest.mark.parametrize(
     "spelling",
     [
         {"rope_theta": 5000.0},
         {"rope_parameters": {"rope_theta": 5000.0}},
-        {"rope_theta": 5000.0, "rope_scaling": {"rope_type": "yarn", **YARN}},
-        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **YARN}},  # the old name
-        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **YARN, "attention_factor": 1.0}},
-        {"rope_parameters": {"type": "yarn", "rope_theta": 5000.0, **YARN, "beta_slow": 2.0}},
+        {"rope_theta": 5000.0, "rope_scaling": {"rope_type": "yarn", **BARE}},
+        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **BARE}},  # the old name
+        {"rope_theta": 5000.0, "rope_scaling": {"type": "yarn", **BARE, "attention_factor": 1.0}},
+        {"rope_parameters": {"type": "yarn", "rope_theta": 5000.0, **BARE, "beta_slow": 2.0}},
         {
             "rope_theta": 5000.0,
-            "rope_scaling": {"type": "yarn", **YARN},
-            "rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, **YARN},
+            "rope_scaling": {"type": "yarn", **BARE},
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, **BARE},
         },
     ],
 )
@@ -315,11 +313,9 @@ def test_rotations_are_spelled_as_transformers_reads_them(kind: str, spelling: d
     theirs = Qwen3RotaryEmbedding(getattr(transformers, f"{kind}Config")(**fields, **copy.deepcopy(spelling)))
     model_type = {"Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe"}[kind]
     config = MiniMindConfig.from_dict({"model_type": model_type, **fields, **spelling})
-    frequencies, factor = rope_frequencies(
-        config.head_dim or 0, config.rope_theta, config.rope_scaling, config.max_position_embeddings
-    )
-    np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
-    assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
+    ours = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
+    np.testing.assert_allclose(ours.frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
+    assert ours.factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
 @pytest.mark.slow

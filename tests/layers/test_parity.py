@@ -25,17 +25,15 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
-from numpy_minimind.layers.rope import rope_frequencies
 from tests.helpers import B, D, E, F, H, N, T, V, assert_close, config, gradients_of, padding_mask, settled
 from tests.oracle import oracles
+from tests.yarns import MINIMIND, SHORT, as_transformers, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 S = 8
-YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.0, "beta_slow": 1.0}
-MINIMIND_YARN = {"type": "yarn", "attention_factor": 1.2, **YARN}
-TRANSFORMERS_YARN = {"rope_type": "yarn", **YARN}
-YARNS = {"plain": None, "MiniMind's YaRN": MINIMIND_YARN, "transformers' YaRN": TRANSFORMERS_YARN}
+THEIRS = as_transformers(SHORT, attention_factor=None)
+YARNS = {"plain": None, "MiniMind's YaRN": SHORT, "transformers' YaRN": THEIRS}
 POSITIONS = 64  # max_position_embeddings
 
 every_yarn = pytest.mark.parametrize("scaling", YARNS.values(), ids=YARNS.keys())
@@ -103,7 +101,7 @@ def test_swiglu(rng):
 @pytest.mark.parametrize("theta", [100.0, 1e6])
 @pytest.mark.parametrize("first", [0, 41])
 def test_rotary_embedding(scaling, theta, first, rng):
-    layer = RotaryEmbedding(H, theta, scaling, POSITIONS)
+    layer = rotary(H, theta, scaling, POSITIONS)
     x, dy = rng.standard_normal((2, B, N, T, H))
     positions = np.arange(first, first + T)
     y, saved = layer.forward(x, positions)
@@ -127,19 +125,19 @@ def test_rotary_embedding_with_positions_of_each_row(rng):
 @pytest.mark.parametrize(
     ("head_dim", "theta", "scaling", "positions"),
     [
-        (96, 1e6, {**oracles.MINIMIND_YARN}, 32768),
-        (96, 1e6, {**oracles.MINIMIND_YARN}, 2048),
-        (96, 1e6, {**oracles.MINIMIND_YARN, "rope_type": "yarn", "attention_factor": None}, 32768),
-        (96, 1e6, {**oracles.MINIMIND_YARN, "rope_type": "yarn"}, 2048),
-        (8, 100.0, {**oracles.MINIMIND_YARN}, 32768),
-        (8, 100.0, {**oracles.MINIMIND_YARN, "rope_type": "yarn"}, 32768),
-        (8, 1e6, {**oracles.MINIMIND_YARN, "original_max_position_embeddings": 4}, 32768),
-        (8, 1e6, {**TRANSFORMERS_YARN, "original_max_position_embeddings": 4}, 32768),
-        (64, 1e4, {**TRANSFORMERS_YARN, "truncate": False}, 64),
-        (64, 1e4, {**TRANSFORMERS_YARN, "mscale": 0.7, "mscale_all_dim": 1.3}, 64),
-        (64, 1e4, {**TRANSFORMERS_YARN, "factor": 1.0}, 64),
-        (8, 10.0, {**MINIMIND_YARN, "original_max_position_embeddings": 10**6}, 10**7),
-        (8, 10.0, {**TRANSFORMERS_YARN, "original_max_position_embeddings": 10**6}, 10**7),
+        (96, 1e6, MINIMIND, 32768),
+        (96, 1e6, MINIMIND, 2048),
+        (96, 1e6, as_transformers(MINIMIND, attention_factor=None), 32768),
+        (96, 1e6, as_transformers(MINIMIND), 2048),
+        (8, 100.0, MINIMIND, 32768),
+        (8, 100.0, as_transformers(MINIMIND), 32768),
+        (8, 1e6, {**MINIMIND, "original_max_position_embeddings": 4}, 32768),
+        (8, 1e6, {**THEIRS, "original_max_position_embeddings": 4}, 32768),
+        (64, 1e4, {**THEIRS, "truncate": False}, 64),
+        (64, 1e4, {**THEIRS, "mscale": 0.7, "mscale_all_dim": 1.3}, 64),
+        (64, 1e4, {**THEIRS, "factor": 1.0}, 64),
+        (8, 10.0, {**SHORT, "original_max_position_embeddings": 10**6}, 10**7),
+        (8, 10.0, {**THEIRS, "original_max_position_embeddings": 10**6}, 10**7),
     ],
     ids=[
         "MiniMind", "MiniMind, short", "transformers, own factor", "transformers, short", "clamp H/2 - 1",
@@ -148,10 +146,10 @@ def test_rotary_embedding_with_positions_of_each_row(rng):
     ],
 )  # fmt: skip
 def test_rotary_frequencies(head_dim, theta, scaling, positions):
-    ours, factor = rope_frequencies(head_dim, theta, scaling, positions)
+    layer = rotary(head_dim, theta, scaling, positions)
     right, factor_right = oracles.rope_inverse_frequencies(head_dim, theta, scaling, positions)
-    np.testing.assert_allclose(ours, right.numpy(), rtol=1e-13)
-    assert factor == pytest.approx(factor_right, rel=1e-15)
+    np.testing.assert_allclose(layer.frequencies, right.numpy(), rtol=1e-13)
+    assert layer.factor == pytest.approx(factor_right, rel=1e-15)
 
 
 # -- attention -------------------------------------------------------------------------------------------------
@@ -209,10 +207,10 @@ def at(cfg, mask, first=0):
     """(Context for the package, positions and visible keys for the oracle); the oracle decides both."""
     mask = None if mask is None else torch.tensor(mask)
     positions, visible = oracles.token_positions(T, mask) + first, oracles.visible_keys(T, None, mask)
-    rotary = RotaryEmbedding(cfg.head_dim, cfg.rope_theta, cfg.rope_scaling, cfg.max_position_embeddings)
+    layer = RotaryEmbedding(cfg.head_dim, cfg.rope_theta, cfg.yarn)
     rows = positions.numpy() if mask is None else positions.numpy()[:, None]  # (T,) or (B, 1, T)
     counted = None if mask is None else mask.numpy().astype(bool)
-    return Context(*rotary.table(rows, np.float64), visible.numpy(), counted), positions, visible
+    return Context(*layer.table(rows, np.float64), visible.numpy(), counted), positions, visible
 
 
 @pytest.mark.parametrize(
@@ -225,8 +223,8 @@ def at(cfg, mask, first=0):
         {"head_dim": None, "hidden_size": 16},
         {"head_dim": 2},
         {"rope_theta": 30.0, "rms_norm_eps": 1e-2},
-        {"rope_theta": 100.0, "rope_scaling": MINIMIND_YARN},
-        {"rope_theta": 100.0, "rope_scaling": TRANSFORMERS_YARN},
+        {"rope_theta": 100.0, "rope_scaling": SHORT},
+        {"rope_theta": 100.0, "rope_scaling": THEIRS},
     ],
     ids=["GQA", "MHA", "MQA", "G=3", "H=D/N", "H=2", "theta and eps", "YaRN", "transformers' YaRN"],
 )

@@ -7,20 +7,11 @@ from hypothesis import strategies as st
 
 from numpy_minimind import MiniMindConfig
 from numpy_minimind.layers import RotaryEmbedding
-from numpy_minimind.layers.rope import rope_frequencies
 from tests.helpers import complex_step
 from tests.strategies import seeds
+from tests.yarns import MINIMIND, as_transformers, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-YARN = {
-    "type": "yarn",
-    "factor": 16,
-    "original_max_position_embeddings": 2048,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "attention_factor": 1.0,
-}
 
 
 def turned(x, position, head_dim, theta=1e6):
@@ -56,7 +47,7 @@ def test_theta_sets_the_frequencies(theta, right):
 )
 def test_theta_of_a_config_is_read_flat_and_nested(fields):
     cfg = MiniMindConfig.from_dict({"head_dim": 4, **fields})
-    np.testing.assert_allclose(RotaryEmbedding(4, cfg.rope_theta, cfg.rope_scaling).frequencies, [1, 0.01])
+    np.testing.assert_allclose(RotaryEmbedding(4, cfg.rope_theta, cfg.yarn).frequencies, [1, 0.01])
 
 
 # -- precision -------------------------------------------------------------------------------------------------
@@ -110,7 +101,7 @@ def test_backward_turns_back(position, seed):
 
 
 def test_complex_step_agrees(rng):
-    layer, positions = RotaryEmbedding(6, 100.0, {**YARN, "attention_factor": 1.3}), np.arange(2, 7)
+    layer, positions = rotary(6, 100.0, {**MINIMIND, "attention_factor": 1.3}), np.arange(2, 7)
     x, dy, v = rng.standard_normal((3, 2, 4, 5, 6))
     _, saved = layer.forward(x, positions)
     right = np.sum(layer.backward(dy, saved) * v)
@@ -122,38 +113,34 @@ def test_complex_step_agrees(rng):
 
 
 def test_yarn_by_hand():
-    frequencies, factor = rope_frequencies(8, 1e6, YARN, 32768)
-    np.testing.assert_allclose(frequencies, [1, 0.01679960, 6.25e-5, 1.976424e-6], rtol=1e-6)
-    assert factor == 1.0
+    layer = rotary(8, 1e6, MINIMIND)
+    np.testing.assert_allclose(layer.frequencies, [1, 0.01679960, 6.25e-5, 1.976424e-6], rtol=1e-6)
+    assert layer.factor == 1.0
 
 
 def test_yarn_of_minimind_bends_pairs_8_to_21():
-    plain, _ = rope_frequencies(96, 1e6, None, 32768)
-    frequencies, _ = rope_frequencies(96, 1e6, YARN, 32768)
-    ratio = frequencies / plain
+    ratio = rotary(96, 1e6, MINIMIND).frequencies / RotaryEmbedding(96, 1e6).frequencies
     np.testing.assert_array_equal(ratio[:9], 1)
     np.testing.assert_allclose(ratio[21:], 1 / 16, rtol=1e-14)
     np.testing.assert_allclose(ratio[9:21], 1 - np.arange(1, 13) / 13 * 15 / 16, rtol=1e-13)
 
 
 def test_yarn_with_an_empty_ramp_is_finite():
-    scaling = {**YARN, "original_max_position_embeddings": 4}
-    plain, _ = rope_frequencies(8, 1e6, None, 32768)
-    frequencies, _ = rope_frequencies(8, 1e6, scaling, 32768)
-    np.testing.assert_allclose(frequencies / plain, [1, 1 / 16, 1 / 16, 1 / 16], rtol=1e-14)
+    layer = rotary(8, 1e6, {**MINIMIND, "original_max_position_embeddings": 4})
+    ratio = layer.frequencies / RotaryEmbedding(8, 1e6).frequencies
+    np.testing.assert_allclose(ratio, [1, 1 / 16, 1 / 16, 1 / 16], rtol=1e-14)
 
 
-@pytest.mark.parametrize(("scaling", "positions"), [(YARN, 2048), (YARN, 512), ({**YARN, "factor": 1}, 32768)], ids=str)
-def test_yarn_is_off_within_the_original_length_and_with_factor_1(scaling, positions):
-    frequencies, factor = rope_frequencies(8, 1e6, scaling, positions)
-    np.testing.assert_allclose(frequencies, rope_frequencies(8, 1e6, None, positions)[0], rtol=1e-15)
-    assert factor == 1.0
+@pytest.mark.parametrize(("factor", "positions"), [(16, 2048), (16, 512), (1, 32768)])
+def test_yarn_is_off_within_the_original_length_and_with_factor_1(factor, positions):
+    layer = rotary(8, 1e6, {**MINIMIND, "factor": factor}, positions)
+    np.testing.assert_allclose(layer.frequencies, RotaryEmbedding(8, 1e6).frequencies, rtol=1e-15)
+    assert layer.factor == 1.0
 
 
 def test_the_two_spellings_clamp_the_ramp_differently():
-    plain, _ = rope_frequencies(8, 100.0, None, 32768)
-    minimind, _ = rope_frequencies(8, 100.0, YARN, 32768)
-    transformers, _ = rope_frequencies(8, 100.0, {**YARN, "rope_type": "yarn"}, 32768)
+    plain = RotaryEmbedding(8, 100.0).frequencies
+    minimind, transformers = (rotary(8, 100.0, s).frequencies for s in (MINIMIND, as_transformers(MINIMIND)))
     np.testing.assert_allclose(minimind / plain, [1, 1, 1, 1 / 16], rtol=1e-14)  # ramp 0 0 0 1
     np.testing.assert_allclose(transformers / plain, [1, 1, 1, 1 - 0.25 * 15 / 16], rtol=1e-14)  # 0 0 0 1/4
 
@@ -162,12 +149,10 @@ def test_the_two_spellings_clamp_the_ramp_differently():
 @pytest.mark.parametrize("theta", [2.0, 10.0, 100.0, 1e4, 1e6])
 @pytest.mark.parametrize("original", [8, 64, 2048, 32768])
 def test_the_two_spellings_differ_only_where_the_last_pair_turns_more_than_once(head_dim, theta, original):
-    scaling = {**YARN, "original_max_position_embeddings": original}
-    plain, _ = rope_frequencies(head_dim, theta, None, 99999)
-    minimind, _ = rope_frequencies(head_dim, theta, scaling, 99999)
-    transformers, _ = rope_frequencies(head_dim, theta, {**scaling, "rope_type": "yarn"}, 99999)
-    turns = original * plain[-1] / (2 * np.pi)
-    assert turns > 1 or np.array_equal(minimind, transformers)
+    scaling = {**MINIMIND, "original_max_position_embeddings": original}
+    minimind, transformers = (rotary(head_dim, theta, s, 99999) for s in (scaling, as_transformers(scaling)))
+    turns = original * RotaryEmbedding(head_dim, theta).frequencies[-1] / (2 * np.pi)
+    assert turns > 1 or np.array_equal(minimind.frequencies, transformers.frequencies)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +165,7 @@ def test_the_two_spellings_differ_only_where_the_last_pair_turns_more_than_once(
     ],
 )
 def test_attention_factor_multiplies_cos_and_sin(spelling, given, right):
-    scaling = {key: value for key, value in YARN.items() if key not in ("type", "attention_factor")}
-    scaling |= {spelling: "yarn"} | ({} if given is None else {"attention_factor": given})
-    cos, sin = RotaryEmbedding(8, 1e6, scaling).table(np.arange(4), np.float64)
+    scaling = {**MINIMIND, "attention_factor": given}
+    scaling = as_transformers(scaling) if spelling == "rope_type" else scaling
+    cos, sin = rotary(8, 1e6, scaling).table(np.arange(4), np.float64)
     np.testing.assert_allclose(cos**2 + sin**2, right**2, rtol=1e-14)

@@ -20,12 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Weights = Mapping[str, Tensor]
+from tests.yarns import MINIMIND
 
-MINIMIND_YARN = {
-    "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048,
-    "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.0,
-}  # fmt: skip
+Weights = Mapping[str, Tensor]
 
 
 # --- Layers, in the package's reading order -----------------------------------------------------------------
@@ -286,7 +283,7 @@ def rope_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] |
     """(theta, scaling) of flat fields, of nested ``rope_parameters``, or of ``inference_rope_scaling``."""
     nested = config.get("rope_parameters")
     theta = (nested or {}).get("rope_theta") or config.get("rope_theta") or 1e6
-    default = MINIMIND_YARN if config.get("inference_rope_scaling") else None
+    default = MINIMIND if config.get("inference_rope_scaling") else None
     return float(theta), nested or config.get("rope_scaling") or default
 
 

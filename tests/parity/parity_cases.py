@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.yarns import BARE, MINIMIND, SHORT, as_transformers
+
 # Sizes pairwise different where they may be, so that no two axes can be mistaken for each other.
 B, T, D, N, F, V = 3, 9, 24, 4, 10, 23
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 # What a configuration chooses. Small theta and short original lengths make wrong angles show within nine tokens.
 CHOICES: dict[str, dict[str, dict[str, Any]]] = {
@@ -31,22 +31,12 @@ CHOICES: dict[str, dict[str, dict[str, Any]]] = {
     "positions": {
         "plain": {},
         "theta 50": {"rope_theta": 50.0},
-        "YaRN": {"rope_theta": 100.0, "rope_scaling": YARN},
+        "YaRN": {"rope_theta": 100.0, "rope_scaling": {"rope_type": "yarn", **BARE}},
         "YaRN, all given": {
             "rope_theta": 100.0,
-            "rope_scaling": {**YARN, "factor": 8.0, "beta_fast": 3.0, "beta_slow": 0.5, "attention_factor": 1.2},
+            "rope_scaling": as_transformers(SHORT, factor=8.0, beta_slow=0.5),
         },
-        "YaRN, MiniMind's numbers": {
-            "max_position_embeddings": 32768,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 2048,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "attention_factor": 1.0,
-            },
-        },
+        "YaRN, MiniMind's numbers": {"max_position_embeddings": 32768, "rope_scaling": as_transformers(MINIMIND)},
     },
     "padding": {"none": {}, "left": {}, "right": {}, "both": {}},
     "eps": {"1e-6": {}, "1e-2": {"rms_norm_eps": 1e-2}},

@@ -28,6 +28,7 @@ from numpy_minimind.layers import (
     SwiGLU,
 )
 from tests.helpers import config, settled
+from tests.yarns import SHORT, rotary
 
 sp = pytest.importorskip("sympy")
 
@@ -182,8 +183,7 @@ def test_rotation(factor):
     assert is_zero(np.sum(y * y) - c**2 * np.sum(x * x))  # the length is kept, up to the factor
 
     given = {"x": x, "dy": dy, "w": w, "t": t}
-    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8, "attention_factor": factor}
-    layer = RotaryEmbedding(H, 100.0, scaling, 64)
+    layer = rotary(H, 100.0, {**SHORT, "attention_factor": factor}, 64)
     v = numbers_for(given) | {"t": np.array(5.0), "w": layer.frequencies}
     found, saved = layer.forward(v["x"][None], np.array([5]))
     assert_close(found[0], at(v, given, y))

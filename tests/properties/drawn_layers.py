@@ -28,12 +28,12 @@ from numpy_minimind.layers import (
     LinearCrossEntropy,
     MoE,
     RMSNorm,
-    RotaryEmbedding,
     ScaledDotProduct,
     Softmax,
     SwiGLU,
 )
 from tests.strategies import seeds
+from tests.yarns import SHORT, rotary
 
 ONE_KEY = "every query sees at most one key, and a softmax over one key is 1"
 NO_KEY = "no query sees a key"
@@ -42,8 +42,6 @@ ONE_EXPERT = "a softmax over one expert is 1"
 NO_PREFERENCE = "p / p = 1 hides the router from y, and with equal loads the auxiliary loss is a constant"
 ONE_WORD = "a softmax over one word is 1"
 NO_LABEL = "no label counts"
-
-YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 4, "attention_factor": 1.2}
 
 
 class Point(NamedTuple):
@@ -154,7 +152,7 @@ class RopeCase(Case):
         positions = self.start + np.arange(self.T)
         if self.a_row_each:
             positions = positions + rng.integers(0, 5, (self.B, 1, 1))
-        layer = RotaryEmbedding(2 * self.half, 100.0, YARN if self.yarn else None, 40000)
+        layer = rotary(2 * self.half, 100.0, SHORT if self.yarn else None, 40000)
         return Point(layer, (rng.normal(size=(self.B, self.N, self.T, 2 * self.half)), positions))
 
 

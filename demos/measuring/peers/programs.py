@@ -11,8 +11,8 @@ from numpy_minimind.layers.swiglu import SwiGLU
 from numpy_minimind.measuring.clocks import seconds_of
 from numpy_minimind.measuring.floors import DecodeFloor, Floor
 from numpy_minimind.measuring.machine import limit_blas
-from numpy_minimind.measuring.products import forward_products, training_products
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
+from numpy_minimind.products import forward_products, training_products
 from numpy_minimind.sharing import even_sizes
 from numpy_minimind.training.parallel import worthwhile_threads
 

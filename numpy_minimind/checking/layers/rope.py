@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
-from numpy_minimind.checking.points import YARN, B, Build, H, N, Point, T
+from numpy_minimind.checking.points import YARN, B, Build, H, N, Point, Rng, T
 from numpy_minimind.checking.reference import array, gradients, known
 from numpy_minimind.layers import RotaryEmbedding
+from numpy_minimind.yarn import YARN as MINIMIND_YARN
+from numpy_minimind.yarn import read_yarn
 
 # -- points ----------------------------------------------------------------------------------------------------------
 
@@ -18,7 +20,11 @@ YARN_HF = {**YARN, "rope_type": "yarn", "attention_factor": None}
 
 
 def point(positions: np.ndarray, scaling: Mapping[str, Any] | None = None) -> Build:
-    return lambda rng: Point(RotaryEmbedding(H, 100.0, scaling, 256), (rng.normal(size=(B, N, T, H)), positions))
+    def build(rng: Rng) -> Point:
+        layer = RotaryEmbedding(H, 100.0, read_yarn(scaling, H, 100.0, 256))
+        return Point(layer, (rng.normal(size=(B, N, T, H)), positions))
+
+    return build
 
 
 CASES = {
@@ -33,16 +39,19 @@ MUTANTS_AT = ("yarn", "from-200")  # of these cases
 
 # -- known values ----------------------------------------------------------------------------------------------------
 
-YARN_16 = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
-
 
 def rope(name: str) -> Any:
     return gradients(RotaryEmbedding(4, 1e6), (array([1, 2, 3, 4]), np.array([1])), array([1, 0, 0, 1]))[name][0]
 
 
+def stretched(head_dim: int, theta: float, **changes: Any) -> RotaryEmbedding:
+    """With MiniMind's YaRN, or a changed one."""
+    return RotaryEmbedding(head_dim, theta, read_yarn({**MINIMIND_YARN, **changes}, head_dim, theta, 32768))
+
+
 def yarn_factor_in_backward() -> Any:
     """A rotation by 0 and the factor 3: the transpose multiplies by 3 as well."""
-    layer = RotaryEmbedding(2, 1e6, {**YARN_16, "original_max_position_embeddings": 4, "attention_factor": 3.0})
+    layer = stretched(2, 1e6, original_max_position_embeddings=4, attention_factor=3.0)
     return gradients(layer, (array([1, 2]), np.array([0])), array([1, -1]))["dx"][0]
 
 
@@ -63,13 +72,13 @@ KNOWN = [
     ),
     known(
         "YaRN, H 8, theta 1e6",
-        lambda: RotaryEmbedding(8, 1e6, YARN_16).frequencies,
+        lambda: stretched(8, 1e6).frequencies,
         [1, 0.01679960007, 6.25e-5, 1.976423538e-6],
         "the paper's formula; huggingface/transformers#38224",
     ),
     known(
         "YaRN, H 8, theta 100: the ramp ends at H/2 - 1",
-        lambda: RotaryEmbedding(8, 100.0, YARN_16).frequencies,
+        lambda: stretched(8, 100.0).frequencies,
         [1, 0.316227766, 0.1, 0.001976423538],
         "the paper's formula, clamped as MiniMind does",
     ),
@@ -136,7 +145,7 @@ MUTANTS = (
         "theta is 1e4 whatever the configuration says",
         "the default of the paper wins over the configuration; short prompts look fine",
         "sgl-project/SpecForge#265, THUDM/slime#1720, lyogavin/airllm#369",
-        (Edit(ROPE + "rope_frequencies", "frequencies = theta **", "frequencies = 1e4 **"),),
+        (Edit(ROPE + "rope_frequencies", "theta **", "1e4 **"),),
     ),
     Mutant(
         "rope-exponent-without-the-two",
@@ -166,7 +175,7 @@ MUTANTS = (
         "the ramp ends at H - 1 instead of H/2 - 1 for MiniMind's spelling",
         "transformers clamps at H - 1, MiniMind at H/2 - 1: two YaRNs of one name",
         "huggingface/transformers#38224, vllm-project/vllm#56446",
-        (Edit(ROPE + "yarn_frequencies", "head_dim - 1 if transformers else head_dim // 2 - 1", "head_dim - 1"),),
+        (Edit("yarn:read_yarn", "head_dim - 1 if transformers else head_dim // 2 - 1", "head_dim - 1"),),
     ),
     Mutant(
         "rope-yarn-ramp-upside-down",

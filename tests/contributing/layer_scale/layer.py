@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import get_array_module
+from numpy_minimind.backend import Array, get_array_module
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers.linear import rows
 
@@ -14,7 +14,7 @@ from numpy_minimind.layers.linear import rows
 class LayerScaleSaved(NamedTuple):
     """What `LayerScale.backward` needs."""
 
-    x: Any  # (..., D)
+    x: Array  # (..., D)
 
 
 class LayerScale(Layer):
@@ -50,12 +50,12 @@ class LayerScale(Layer):
     def __init__(self, dim: int, init: float = 1e-4, *, dtype: Any = np.float32) -> None:
         self.weight = Parameter(np.full(dim, init, dtype))
 
-    def forward(self, x: Any) -> tuple[Any, LayerScaleSaved]:
+    def forward(self, x: Array) -> tuple[Array, LayerScaleSaved]:
         w = self.weight.data
         y = x * w  # (..., D)
         return y, LayerScaleSaved(x)
 
-    def backward(self, dy: Any, saved: LayerScaleSaved) -> Any:
+    def backward(self, dy: Array, saved: LayerScaleSaved) -> Array:
         xp, w = get_array_module(dy), self.weight.data
         (x,) = saved
         self.weight.grad += xp.einsum("md,md->d", rows(dy), rows(x))  # (D,)

@@ -16,22 +16,15 @@ from numpy_minimind.training.adamw import FLUSH_EVERY
 from numpy_minimind.training.trainer import evaluate
 from tests.cases_layers import CASES
 from tests.helpers import config, mapped, settled
+from tests.yarns import SHORT
 
 LONG = {"max_position_embeddings": 600}
 EXPERTS = {"use_moe": True, "num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.1}
-YARN = {
-    "type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "attention_factor": 1.2,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "experts": EXPERTS,
     "best expert": {**EXPERTS, "num_experts_per_tok": 1, "norm_topk_prob": False, "tie_word_embeddings": False},
-    "yarn": {"rope_scaling": YARN},
+    "yarn": {"rope_scaling": SHORT},
 }
 
 

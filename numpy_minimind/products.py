@@ -98,7 +98,6 @@ def training_products(config: MiniMindConfig, batch: int, tokens: int) -> list[P
 def _block(config: MiniMindConfig, layer: int, B: int, T: int, S: int) -> Iterator[Product]:
     """Yield the products of one block, forward."""
     D, N, K, H = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    assert H is not None
     x = Operand("x", layer, (B * T, D))
     for name, heads in (("q_proj", N), ("k_proj", K), ("v_proj", K)):
         yield _linear("projections", x, name, layer, heads * H)
@@ -116,7 +115,6 @@ def _feed_forward(config: MiniMindConfig, layer: int, M: int) -> Iterator[Produc
     if config.use_moe:
         F, served = config.moe_intermediate_size, even_sizes(M * config.num_experts_per_tok, config.num_experts)
         yield _linear("mlp", Operand("m", layer, (M, D)), "router", layer, config.num_experts)
-    assert F is not None
     for e, m in enumerate(served):
         if m:
             x, h = Operand(f"m{e}", layer, (m, D)), Operand(f"h{e}", layer, (m, F))
