@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
+from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.layer import Layer
 
 # Sizes pairwise different, and D != N * H, so that no two axes can be mistaken for each other.
@@ -72,31 +73,20 @@ def padding_mask(
     return mask
 
 
-def arrays(tree: Any) -> Iterator[np.ndarray]:
-    """Every array and NumPy scalar in nested tuples, lists and dicts."""
-    if isinstance(tree, (np.ndarray, np.generic)):
-        yield np.asarray(tree)
-    elif isinstance(tree, Mapping):
+def arrays(tree: Any) -> Iterator[Any]:
+    """Every array, of whichever module, and NumPy scalar in nested tuples, lists and dicts."""
+    if isinstance(tree, Mapping):
         yield from arrays(list(tree.values()))
     elif isinstance(tree, (tuple, list)):
         for part in tree:
             yield from arrays(part)
-
-
-def mapped(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
-    """The same nesting with `function` of each array; everything else as it is."""
-    if isinstance(tree, np.ndarray):
-        return function(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(mapped(function, part) for part in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(mapped(function, part) for part in tree)
-    return tree
+    elif hasattr(tree, "dtype"):
+        yield np.asarray(tree) if isinstance(tree, np.generic) else tree
 
 
 def cast(tree: Any, dtype: Any) -> Any:
     """The same nesting with floating arrays converted; ids and masks stay."""
-    return mapped(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, tree)
+    return map_arrays(tree, lambda a: a.astype(dtype) if a.dtype.kind == "f" else a)
 
 
 def gradients_of(layer: Layer) -> dict[str, np.ndarray]:

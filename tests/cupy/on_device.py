@@ -1,38 +1,22 @@
 """What the tests of the device share: arrays that move to it, one look at all of a layer, a trainer."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import is_on_host, to_numpy
+from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layers import MoE
 from numpy_minimind.training import AdamW, Trainer
 from tests.cupy import strict_cupy
-from tests.helpers import V, padding_mask
+from tests.helpers import V, arrays, padding_mask
 
 
 def moved(tree: Any) -> Any:
     """The same nesting with every array on the device."""
-    if isinstance(tree, np.ndarray):
-        return strict_cupy.cupy.asarray(tree)
-    if isinstance(tree, tuple):
-        parts = map(moved, tree)
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    return tree
-
-
-def arrays(tree: Any) -> Iterator[Any]:
-    """Every array and NumPy scalar, of whichever module, in nested tuples, lists and dicts."""
-    if isinstance(tree, (np.ndarray, np.generic, strict_cupy.ndarray)):
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from arrays(list(tree.values()))
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from arrays(part)
+    return map_arrays(tree, strict_cupy.cupy.asarray)
 
 
 def assert_same(theirs: Any, ours: Any, exact: bool = True, eps: float = 0.0) -> None:

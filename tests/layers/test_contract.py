@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindForCausalLM
+from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import MoE
 from tests.cases_layers import CASES, Case
-from tests.helpers import B, arrays, assert_close, cast, gradients_of, mapped
+from tests.helpers import B, arrays, assert_close, cast, gradients_of
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -157,7 +158,7 @@ def test_the_gradients_of_two_parts_of_a_batch_add_up_to_the_whole(case, rng):
     layer.zero_grad()
     parts = []
     for rows in (slice(0, 1), slice(1, B)):
-        some = mapped(lambda a, rows=rows: a[rows] if a.ndim and a.shape[0] == B else a, (inputs, tuple(dy)))
+        some = map_arrays((inputs, tuple(dy)), lambda a, rows=rows: a[rows] if a.ndim and a.shape[0] == B else a)
         _, saved = layer.forward(*some[0])
         parts.append(backward(layer, list(some[1]), saved))
     for dx, *pieces in zip(whole, *parts):
@@ -178,8 +179,8 @@ def test_read_only_inputs_weights_saved_and_broadcast_cotangents_do(case, rng):
     for _, parameter in layer.named_parameters():
         parameter.data.flags.writeable = False
     layer.zero_grad()
-    y, saved = layer.forward(*mapped(read_only, inputs))
-    dx = backward(layer, [np.broadcast_to(d, s) for d, s in zip(one, shapes)], mapped(read_only, saved))
+    y, saved = layer.forward(*map_arrays(inputs, read_only))
+    dx = backward(layer, [np.broadcast_to(d, s) for d, s in zip(one, shapes)], map_arrays(saved, read_only))
     for found, right in zip([*several(y), *dx, *gradients_of(layer).values()], expected, strict=True):
         assert_close(found, right, 1e-13)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_device, to_numpy
+from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.data.batches import Batch
 from numpy_minimind.layers import MoE
 from numpy_minimind.measuring.floors import DecodeFloor, prefill_floors, training_floors
@@ -15,7 +16,7 @@ from numpy_minimind.training import AdamW, Trainer, clip_grad_norm
 from numpy_minimind.training.adamw import FLUSH_EVERY
 from numpy_minimind.training.trainer import evaluate
 from tests.cases_layers import CASES
-from tests.helpers import config, mapped, settled
+from tests.helpers import config, settled
 from tests.yarns import SHORT
 
 LONG = {"max_position_embeddings": 600}
@@ -30,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def on_device(tree: Any) -> Any:
     """The same nesting with its arrays on the device."""
-    return mapped(lambda a: to_device(a, "cuda"), tree)
+    return map_arrays(tree, lambda a: to_device(a, "cuda"))
 
 
 def model_of(dtype: Any = np.float32, **overrides: Any) -> MiniMindForCausalLM:
@@ -50,7 +51,7 @@ def run_layer(name: str, dtype: Any) -> None:
     """Forward, backward and inference of one layer of the contract."""
     case, rng = CASES[name], np.random.default_rng(0)
     layer = case.layer().astype(dtype).to("cuda")
-    inputs = on_device(mapped(lambda a: a.astype(dtype) if a.dtype.kind == "f" else a, case.inputs(rng)))
+    inputs = on_device(map_arrays(case.inputs(rng), lambda a: a.astype(dtype) if a.dtype.kind == "f" else a))
     out, saved = layer.forward(*inputs)
 
     def cotangent(y: Any) -> Any:
