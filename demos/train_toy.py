@@ -18,7 +18,7 @@ import numpy_minimind as nm
 from numpy_minimind import plotting
 from numpy_minimind.backend import keep_freed_memory
 from numpy_minimind.data import BatchStream, toy_language, toy_report
-from numpy_minimind.data.corpora import ToyCorpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.layers import CrossEntropyLoss
 from numpy_minimind.messages import install_command
 from numpy_minimind.training import AdamW, clip_grad_norm, cosine_lr, evaluate

@@ -1,9 +1,11 @@
-"""What error messages share: the name that was meant, all that does not fit, and the command that installs."""
+"""What messages share: the name that was meant, all that does not fit, what to install, what an error says."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,25 @@ def needs_extra(extra: str, need: str) -> Iterator[None]:
     except ImportError as error:
         why = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"  # it is there, and broken or too old
         raise ImportError(f"{need}{why}, which the extra {extra} brings: {install_command(extra)}") from error
+
+
+def attempt(part: str, work: Callable[[], Iterable[str] | None]) -> list[str]:
+    """Do a part without which a finished work is still one; return its lines, or one that says why it failed.
+
+    Whatever it raises is caught, since drawing and writing call the code of others; Ctrl-C is not.
+    """
+    try:
+        return list(work() or ())
+    except Exception as error:
+        if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
+            traceback.print_exc()
+        return [f"no {part}: {reason_of(error)}"]
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says, on one line; its kind where it says little."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    text = " ".join(str(error).split())
+    speaks = text and isinstance(error, (OSError, ValueError, ImportError))
+    return text if speaks else f"{type(error).__name__}: {text}".rstrip(": ")

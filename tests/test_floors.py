@@ -38,6 +38,7 @@ SIDEWAYS = {
     ("foreign", "files"): "what a folder is instead of a model begins with what it holds",
     ("checkpoint", "text"): "a model is saved with its tokenizer, and in place of an older one",
     ("checking", "training"): "the optimizer is checked as it is shipped",
+    ("training", "plotting"): "a run ends with its pictures",
     ("measuring", "training"): "a step of training is what is measured",
     ("__main__", "cli"): "`python -m numpy_minimind` is the command line",
 }

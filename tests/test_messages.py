@@ -12,7 +12,7 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind import messages
-from numpy_minimind.commands.progress import Progress
+from numpy_minimind.commands.progress import Terminal
 from numpy_minimind.measuring.machine import limit_blas
 from numpy_minimind.messages import did_you_mean, install_command, needs_extra
 from numpy_minimind.plotting import figure
@@ -47,7 +47,7 @@ def hide(monkeypatch, package):
 
 def on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    Progress(0, 1)
+    Terminal().begin(0, 1)
 
 
 HELLO = [{"role": "user", "content": "hello"}]

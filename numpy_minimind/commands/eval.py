@@ -13,7 +13,8 @@ from numpy_minimind.commands.common import add_device, device_of, load_model
 from numpy_minimind.commands.nearby import corpus_of
 from numpy_minimind.commands.progress import warn
 from numpy_minimind.data.batches import IGNORE, Batch
-from numpy_minimind.data.corpora import KINDS, ToyCorpus, is_jsonl
+from numpy_minimind.data.corpora import NO_FILES, is_jsonl
+from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.text.tokenizer import Tokenizer
 from numpy_minimind.training.trainer import evaluate
 
@@ -33,23 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Evaluate."""
-    kind = args.corpus.partition(":")[0] if is_jsonl(args.corpus) else ""
-    default = KINDS[kind].seq_len if kind else 128
+    default = KINDS[args.corpus.partition(":")[0]].seq_len if is_jsonl(args.corpus) else 128
     seq_len = default if args.seq_len is None else args.seq_len
     if args.batch_size < 1 or seq_len < 1:
         raise ValueError(f"--batch-size and --seq-len must be at least 1, got {args.batch_size} and {seq_len}")
     model, tokenizer = load_model(args.model, device_of(args))
-    corpus = ToyCorpus.of_model(tokenizer) if args.corpus == "toy" else corpus_of(args.corpus, tokenizer)
+    corpus = corpus_of(args.corpus, tokenizer)
     for note in (*corpus.notes, *corpus.left_out(seq_len).notes):
         warn(note)
-    split = args.split or ("heldout" if args.corpus in ("toy", "pydoc") else "all")
-    if split == "heldout":
-        batches: Iterable[Batch] = corpus.held_out(args.batch_size, seq_len)
-    elif isinstance(corpus, ToyCorpus):
-        raise ValueError("--split all needs a text: the toy language has no end")
-    else:
-        batches = corpus.all(args.batch_size, seq_len)
-    predicted = Predicted(tokenizer, row_by_row=bool(kind))
+    split = args.split or ("heldout" if args.corpus in NO_FILES else "all")
+    batches = (corpus.held_out if split == "heldout" else corpus.all)(args.batch_size, seq_len)
+    predicted = Predicted(tokenizer, row_by_row=corpus.separate_rows)
     loss, tokens = evaluate(model, predicted.watch(batches))
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}: the model's weights are not usable")

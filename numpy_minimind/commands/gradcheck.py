@@ -22,7 +22,7 @@ from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT
 from numpy_minimind.checking.layers import MUTANTS, select
 from numpy_minimind.checking.report import HEADER, SUMMARY_HEADER, GradReport, LayerSummary
 from numpy_minimind.commands.common import status
-from numpy_minimind.commands.progress import attempt
+from numpy_minimind.messages import attempt
 
 MUTANTS_HEADER = f"{'layer':<22} {'mutants':>7} {'killed':>7} {'seconds':>8}"
 PACKAGE = Path(__file__).parents[1]

@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from numpy_minimind.checkpoint.pretrained import CONFIG
-from numpy_minimind.commands.places import WORDS
-from numpy_minimind.data.corpora import KINDS, Corpus, NewTokenizer, load_corpus
+from numpy_minimind.data.corpora import NO_FILES, load_corpus
+from numpy_minimind.data.corpus import Corpus, NewTokenizer
+from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.files import PathLike, model_folder
 from numpy_minimind.text.char import TOKENIZER
 from numpy_minimind.text.tokenizer import Tokenizer
@@ -61,10 +62,10 @@ def suggesting(path: PathLike, is_right: Callable[[Path], bool]) -> Iterator[Non
         raise _with(error, [shlex.quote(str(place)) for place in near(path, is_right)]) from error
 
 
-def corpus_of(name: str, tokenizer: Tokenizer | NewTokenizer | None = None) -> Corpus:
+def corpus_of(name: str, tokenizer: Tokenizer | NewTokenizer | None = None, fingerprint: str | None = None) -> Corpus:
     """Load a corpus; if there is none of the name, say which may have been meant."""
     try:
-        return load_corpus(name, tokenizer)
+        return load_corpus(name, tokenizer, fingerprint)
     except FileNotFoundError as error:
         raise _with(error, [f"--corpus {shlex.quote(corpus)}" for corpus in _corpora_like(name)]) from error
 
@@ -74,7 +75,7 @@ def _corpora_like(name: str) -> list[str]:
     given = os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name  # as it was typed
     kind, colon, path = given.partition(":")
     if not colon:
-        return get_close_matches(given, WORDS["corpus"], 1) + [str(place) for place in near(given, Path.is_file)]
+        return get_close_matches(given, NO_FILES, 1) + [str(place) for place in near(given, Path.is_file)]
     if kind in KINDS:
         return [f"{kind}:{place}" for place in near(path, Path.is_file)]
     return [f"{like}:{path}" for like in get_close_matches(kind, KINDS, 1) if Path(path).expanduser().exists()]

@@ -1,15 +1,14 @@
-"""How a command shows that it is going on, and that a part of it is not worth losing the rest for."""
+"""What a command says while it is at work."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from numpy_minimind.messages import needs_extra
+from numpy_minimind.training.run import Reporter
 from numpy_minimind.training.trainer import StepReport
 
 
@@ -27,53 +26,39 @@ def warn(text: str) -> None:
         say(f"warning: {text}", sys.stderr)
 
 
-def attempt(part: str, work: Callable[[], Iterable[str] | None]) -> list[str]:
-    """Do a part without which a finished work is still one; return its lines, or one that says why it failed.
+class Terminal(Reporter):
+    """Shows how a run goes on: a progress bar on a terminal, a line a logged step elsewhere."""
 
-    Whatever it raises is caught, since drawing and writing call the code of others; Ctrl-C is not.
-    """
-    try:
-        return list(work() or ())
-    except Exception as error:
-        if os.environ.get("NUMPY_MINIMIND_TRACEBACK"):
-            traceback.print_exc()
-        return [f"no {part}: {reason_of(error)}"]
+    bar: Any = None
 
-
-def reason_of(error: Exception) -> str:
-    """Return what an error says, on one line; its kind where it says little."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    text = " ".join(str(error).split())
-    speaks = text and isinstance(error, (OSError, ValueError, ImportError))
-    return text if speaks else f"{type(error).__name__}: {text}".rstrip(": ")
-
-
-class Progress:
-    """A progress bar on a terminal, a line a logged step elsewhere."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.bar: Any = None
+    def begin(self, first: int, last: int) -> None:
+        """Show the bar, if there is a terminal."""
         if sys.stderr is not None and sys.stderr.isatty():
             with needs_extra("train", "the progress bar needs tqdm"):
                 from tqdm import tqdm
             self.bar = tqdm(total=last, initial=first, unit="step", dynamic_ncols=True)
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
+    def step(self, report: StepReport, line: dict[str, Any] | None) -> None:
+        """Show one step."""
         if self.bar is not None:
             with contextlib.suppress(OSError, ValueError):  # the terminal was closed
-                self.bar.close()
-
-    def update(self, report: StepReport, line: dict[str, Any] | None) -> None:
-        """Show one step; `line` is what was logged of it, if anything."""
-        speed = report.tokens / report.step / report.seconds
-        if self.bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.bar.set_postfix_str(f"loss {report.ce_loss:.3f}, {speed:,.0f} tokens/s")
+                self.bar.set_postfix_str(f"loss {report.ce_loss:.3f}, {report.tokens_per_s:,.0f} tokens/s")
                 self.bar.update()
         elif line is not None:
             held = f"  held out {line['val_loss']:.4f}" if "val_loss" in line else ""
-            say(f"step {report.step:>6}  loss {report.ce_loss:.4f}  {speed:>8,.0f} tokens/s{held}")
+            say(f"step {report.step:>6}  loss {report.ce_loss:.4f}  {report.tokens_per_s:>8,.0f} tokens/s{held}")
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        if self.bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self.bar.close()
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        warn(text)
+
+    def stopping(self, text: str) -> None:
+        """Say it past all buffers: this is a signal's handler."""
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{text}; Ctrl-C again stops at once\n".encode())

@@ -20,8 +20,9 @@ import numpy as np
 from numpy_minimind.commands.common import warn_of_unknown
 from numpy_minimind.commands.nearby import holds_tokenizer, suggesting
 from numpy_minimind.data.batches import IGNORE, Row
-from numpy_minimind.data.corpora import KINDS, is_jsonl
+from numpy_minimind.data.corpora import is_jsonl
 from numpy_minimind.data.jsonl import JsonLines
+from numpy_minimind.data.jsonl_corpus import KINDS
 from numpy_minimind.data.sft import BEGIN
 from numpy_minimind.files import file_not_found
 from numpy_minimind.text.load import load_tokenizer

@@ -1,197 +1,111 @@
-"""The settings of a training run, from flags or from an earlier sitting, and what is built from them."""
+"""The settings of a run, from `train`'s flags or from its folder; what cannot be changed is refused with advice."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from numpy_minimind.commands.common import device_of, load_model, require_one_thread
-from numpy_minimind.commands.fields import field_and_value
-from numpy_minimind.commands.nearby import corpus_of, holds_tokenizer, suggesting
-from numpy_minimind.commands.places import absolute
-from numpy_minimind.commands.train_defaults import CORPUS_DEFAULTS, DEFAULTS, INIT_FROM_DEFAULTS
-from numpy_minimind.commands.train_resume import find_corpus
-from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.data.corpora import Corpus, NewTokenizer, ToyCorpus
-from numpy_minimind.model import MiniMindForCausalLM
-from numpy_minimind.shapes import same_shapes
+from numpy_minimind.commands.common import device_of, require_one_thread
 from numpy_minimind.text.load import load_tokenizer
-from numpy_minimind.text.pretrained import PretrainedTokenizer
-from numpy_minimind.text.tokenizer import Tokenizer
-from numpy_minimind.threads import Threads
-from numpy_minimind.training.adamw import AdamW
-from numpy_minimind.training.distributed import DistributedGradients, Ranks
-from numpy_minimind.training.parallel import ThreadedGradients, worthwhile_threads
-from numpy_minimind.training.run_folder import RunFolder
-from numpy_minimind.training.trainer import Trainer
+from numpy_minimind.training.paths import absolute, places, split
+from numpy_minimind.training.run_folder import RunFolder, RunState
+from numpy_minimind.training.settings import DEFAULTS, TrainSettings, defaults_of, flag
 
-BETAS = (0.9, 0.99)  # of runs of a thousand steps; AdamW's own 0.999 remembers too long for them
+OTHER_MODEL = ("preset", "set", "tokenizer", "init_from")  # settings that the weights depend on
+LEFT_OUT = (*OTHER_MODEL, "warmup", "threads", "device")  # of what a new run repeats
 
 
-def fresh_settings(args: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
-    """Fill in the defaults and refuse what cannot work, before anything is computed."""
+def fresh_settings(args: argparse.Namespace) -> TrainSettings:
+    """Return the settings of a new run; refuse what cannot work, before anything is computed."""
     given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-    kind = given.get("corpus", DEFAULTS["corpus"]).partition(":")[0]
-    initial = INIT_FROM_DEFAULTS if "init_from" in given else {}
-    defaults = {**DEFAULTS, **CORPUS_DEFAULTS.get(kind, {}), **initial}
-    if initial and "preset" in given:
-        raise ValueError("--preset makes a new model and --init-from continues one: give one of them")
-    settings = {**defaults, **absolute(given), "device": device_of(args)}
-    if args.steps is not None and args.warmup is None:
-        settings["warmup"] = min(DEFAULTS["warmup"], settings["steps"] // 10)
-    for name in ("steps", "batch_size", "seq_len", "accumulate", "log_every", "eval_every", "save_every"):
-        if settings[name] < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {settings[name]}")
-    threads = given.get("threads", 1)
-    if threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}")
-    require_one_thread(settings["device"], threads)
-    if settings["seed"] < 0:
-        raise ValueError(f"--seed must not be negative, got {settings['seed']}")
+    settings = TrainSettings.of_new_run({**absolute(given), "device": device_of(args)})
+    require_one_thread(settings.device or "cpu", settings.threads or 1)
     return settings
 
 
-def build(
-    settings: dict[str, Any],
-    ranks: Ranks,
-    stored: Mapping[str, Any] | None = None,
-    folder: RunFolder | None = None,
-) -> tuple[Corpus, Trainer]:
-    """Make corpus, model, optimizer and trainer from the settings.
+def resumed_settings(args: argparse.Namespace, state: RunState, folder: RunFolder) -> TrainSettings:
+    """Take every setting from the run; refuse a flag that says something else, and say what to do instead.
 
-    Parameters
-    ----------
-    settings : dict
-    ranks : Ranks
-        The processes that share each batch.
-    stored, folder : optional
-        Of a run to resume: what its resume file holds, and its folder. A tokenizer that was not made of characters,
-        and the config of a model that came from elsewhere, are taken from there. `settings` are given the place at
-        which the text was found.
+    A flag may name another place: of a corpus whose text is the same, which `find_corpus` will know, of the same
+    tokenizer, or of what was moved together with the run.
     """
-    seed, initial = settings["seed"], settings.get("init_from")
-    if stored is not None:
-        assert folder is not None
-        corpus = find_corpus(settings, stored, folder)
-        config = MiniMindConfig(**stored["config"]) if initial else _config(settings, corpus.tokenizer)
-        model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
-    elif initial:
-        model, tokenizer = _initial_model(settings)
-        toy = settings["corpus"] == "toy"
-        corpus = ToyCorpus.of_model(tokenizer) if toy else corpus_of(settings["corpus"], tokenizer)
-        if corpus.tokenizer.fingerprint() != tokenizer.fingerprint():
-            raise ValueError(
-                f"{initial} does not know the characters of the toy language: it was trained on another text"
-            )
-    else:
-        corpus = corpus_of(settings["corpus"], _tokenizer(settings["tokenizer"]))
-        config = _config(settings, corpus.tokenizer)
-        model = MiniMindForCausalLM(config, rng=np.random.default_rng([seed, 0]))
-    corpus.tokenizer.begins_with_bos = corpus.begins_with_bos
-    return corpus, _trainer(settings, corpus, model, ranks)
+    settings, stored, differing = state.settings, state.settings.to_json(), {}
+    for name, value in absolute({name: getattr(args, name) for name in DEFAULTS}).items():
+        if value is None or value == stored[name] or value in places(name, state, folder.path):
+            continue
+        if name == "corpus" and _kind(value) is not None and _kind(value) == _kind(settings.corpus):
+            settings = replace(settings, corpus=value)
+        elif not (name == "tokenizer" and _is_tokenizer_of(state, value)):
+            differing[name] = value
+    if differing:
+        raise ValueError(_instead(differing, settings, state.trainer["t"], folder.path))
+    return settings
 
 
-def _config(settings: dict[str, Any], tokenizer: Tokenizer) -> MiniMindConfig:
-    """Return the preset's config with the tokenizer's vocabulary and what was set."""
-    overrides = {
-        "vocab_size": tokenizer.vocab_size,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        **dict(field_and_value(text) for text in settings["set"]),
-    }
-    config = MiniMindConfig.preset(settings["preset"], **overrides)
-    if config.vocab_size != tokenizer.vocab_size:
-        raise ValueError(f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens")
-    return config
+def _kind(corpus: str) -> str | None:
+    """Return the prefix of a corpus that is a file, None for one that is none."""
+    parts = split("corpus", corpus)
+    return None if parts is None else parts[0]
 
 
-def _initial_model(settings: dict[str, Any]) -> tuple[MiniMindForCausalLM, Tokenizer]:
-    """Return the model of --init-from with its tokenizer; --set may change what leaves the weights as they are."""
-    path, name = settings["init_from"], settings["tokenizer"]
-    if name is not None and (name in ("char", "bpe") or name.startswith("bpe:")):
-        raise ValueError(
-            f"--tokenizer {name} makes a new vocabulary, and the model of --init-from has its own: leave it out"
-        )
-    model, tokenizer = load_model(path, "cpu", name)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer of {path} has {tokenizer.vocab_size} tokens and its model rows for "
-            f"{model.config.vocab_size}: it cannot learn the others"
-        )
-    if name is not None and load_tokenizer(name).fingerprint() != tokenizer.fingerprint():
-        raise ValueError(f"--tokenizer {name} is not the tokenizer of {path}: leave it out")
-    changes = dict(field_and_value(text) for text in settings["set"])
-    unknown = [field for field in changes if field not in {f.name for f in fields(MiniMindConfig)}]
-    if unknown:
-        raise ValueError(f"unknown config field {', '.join(unknown)}")
-    for field, value in changes.items():
-        if not same_shapes(replace(model.config, **{field: value}), model.config):
-            own = getattr(model.config, field)
-            raise ValueError(f"--set {field}={value} does not fit the weights of {path}, where it is {own}")
-    if changes:
-        changed = MiniMindForCausalLM(replace(model.config, **changes), rng=np.random.default_rng(0))
-        changed.load_state_dict(model.state_dict())
-        model = changed
-    return model, tokenizer
+def _is_tokenizer_of(state: RunState, value: str) -> bool:
+    known = split("tokenizer", value) is not None and state.tokenizer is not None
+    return known and load_tokenizer(value).fingerprint() == state.tokenizer
 
 
-def _trainer(settings: dict[str, Any], corpus: Corpus, model: MiniMindForCausalLM, ranks: Ranks) -> Trainer:
-    """Return the trainer, after a look at whether it can work at all."""
-    config = model.config
-    if settings["batch_size"] < ranks.size:
-        raise ValueError(
-            f"--batch-size {settings['batch_size']} is less than the {ranks.size} processes that were started: "
-            "each needs a row"
-        )
-    if config.dropout:
-        raise ValueError(f"dropout {config.dropout} is not implemented in training: leave it at 0")
-    if settings["seq_len"] > config.max_position_embeddings:
-        raise ValueError(
-            f"--seq-len {settings['seq_len']} is more than max_position_embeddings {config.max_position_embeddings}"
-        )
-    if (settings["threads"] or 1) > settings["batch_size"] // ranks.size:
-        raise ValueError(
-            f"--threads {settings['threads']} share {settings['batch_size'] // ranks.size} rows: each needs one; "
-            "leave --threads out, or give a larger --batch-size"
-        )
-    if settings["threads"] is None:  # written down with the other settings: a resumed run keeps its number
-        rows = settings["batch_size"] // ranks.size
-        available = ranks.threads() if settings["device"] == "cpu" else 1
-        settings["threads"] = worthwhile_threads(config, rows, settings["seq_len"], available)
-    model.to(settings["device"])
-    model.model.checkpoint_activations = settings.get("checkpoint_activations", False)
-    corpus.draw(np.random.default_rng(0), 1, settings["seq_len"])  # says now if the text is too short
-    stream = corpus.stream(settings["batch_size"], settings["seq_len"], np.random.default_rng([settings["seed"], 1]))
-    optimizer = AdamW(model.named_parameters(), lr=settings["lr"], betas=BETAS, weight_decay=settings["weight_decay"])
-    threads = Threads(settings["threads"])
-    local = ThreadedGradients(model, threads)
-    return Trainer(
-        model,
-        optimizer,
-        stream,
-        steps=settings["steps"],
-        lr=settings["lr"],
-        warmup=settings["warmup"],
-        clip=settings["clip"],
-        accumulate=settings["accumulate"],
-        threads=threads,
-        gradients_of=local if ranks.size == 1 else DistributedGradients(local, model, ranks),
+def _instead(differing: Mapping[str, Any], settings: TrainSettings, done: int, folder: Path) -> str:
+    """Say why these settings cannot change, and by which command to have them."""
+    stored = settings.to_json()
+    listed = ", ".join(
+        f"{flag(name)} {_shown(value)} (the run has {_shown(stored[name])})" for name, value in differing.items()
     )
+    say = [f"--resume continues the run as it was begun; leave out {listed}."]
+    if done >= settings.steps:
+        say.append(f"All its {done} steps are done, and its learning rate has come to its end.")
+    elif differing.get("steps", done) > done:
+        say.append("To stop early, give --stop-after N.")
+    if set(differing) == {"init_from"}:
+        say.append("The run has weights of its own by now and does not look at that model.")
+        return " ".join(say)
+    if set(differing) & set(OTHER_MODEL):
+        say.append("Another model or tokenizer is another run: begin it in a folder of its own, without --resume.")
+        return " ".join(say)
+    say.append("To go on otherwise, begin a new run from the model of this one:")
+    return " ".join(say) + f"\n  {_new_run(differing, settings, done, folder)}"
 
 
-def _tokenizer(name: str) -> Tokenizer | NewTokenizer | None:
-    """Return a tokenizer, a function that makes one of texts, or None: made of the text's characters."""
-    if name == "char":
-        return None
-    if name != "bpe" and not name.startswith("bpe:"):
-        with suggesting(name, holds_tokenizer):
-            return load_tokenizer(name)
-    size = name.removeprefix("bpe:")
-    if not size.isdecimal():
-        raise ValueError(f"--tokenizer {name}: expected bpe:N with N the number of tokens, such as bpe:6400")
-    return lambda texts: PretrainedTokenizer.train_bpe(texts, int(size))
+def _new_run(differing: Mapping[str, Any], settings: TrainSettings, done: int, folder: Path) -> str:
+    """Return the command of a run that begins with this one's model, where its learning rate has come to."""
+    wanted = {**settings.to_json(), **differing}
+    defaults = defaults_of(wanted["corpus"], from_model=True)
+    steps = wanted["steps"]
+    chosen = {
+        "init_from": folder,
+        "corpus": wanted["corpus"],
+        "steps": steps - done if steps > done else steps,
+        "lr": differing.get("lr", settings.lr / 10),  # where a schedule ends
+    }
+    repeated = [name for name in DEFAULTS if name not in chosen and (name not in LEFT_OUT or name in differing)]
+    chosen |= {name: wanted[name] for name in repeated if wanted[name] != defaults[name]}
+    words = ["python", "-m", "numpy_minimind", "train"]
+    for name, value in chosen.items():
+        words += [flag(name)] if value is True else [flag(name), _shown(value)]
+    return shlex.join([*words, "--out", str(_free(folder))])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.12g}"  # 0.0002 and not 0.00020000000000000001
+    return (" ".join(value) if isinstance(value, list) else "" if value is None else str(value)) or "none"
+
+
+def _free(folder: Path) -> Path:
+    """Return the name of a folder beside this one that is not there yet."""
+    number = 2
+    while folder.with_name(f"{folder.name}-{number}").exists():
+        number += 1
+    return folder.with_name(f"{folder.name}-{number}")

@@ -8,7 +8,8 @@ import math
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +17,33 @@ from numpy_minimind.checkpoint.pretrained import save_pretrained
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.checkpoint.tensors import library
 from numpy_minimind.files import METRICS, os_error, write_bytes, write_json, write_text
+from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.text.tokenizer import Tokenizer
 from numpy_minimind.threads import blas_name, blas_threads
-from numpy_minimind.training.trainer import Trainer
+from numpy_minimind.training.settings import TrainSettings
+
+
+class RunState(NamedTuple):
+    """What a resume file holds beside the arrays. Earlier programs wrote fewer of these: what has a default."""
+
+    settings: TrainSettings
+    trainer: dict[str, Any]  # the numbers of `Trainer.state_dict`
+    environment: dict[str, Any]
+    fingerprint: str  # of the corpus
+    tokenizer: str | None = None  # its fingerprint
+    beside: Mapping[str, str] = MappingProxyType({})  # paths among the settings, as they are seen from the folder
+    config: Mapping[str, Any] = MappingProxyType({})  # of the model
+    seconds: float = 0.0  # of training
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> RunState:
+        """Return what `to_json` gave."""
+        known = {name: stored[name] for name in cls._fields if name in stored}
+        return cls(**{**known, "settings": TrainSettings.from_json(stored["settings"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a resume file has it."""
+        return {**self._asdict(), "settings": self.settings.to_json()}
 
 
 class RunFolder:
@@ -104,16 +129,17 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, trainer: Trainer, tokenizer: Tokenizer, extra: Mapping[str, Any]) -> None:
+    def save(
+        self, model: MiniMindForCausalLM, tokenizer: Tokenizer, arrays: Mapping[str, np.ndarray], state: RunState
+    ) -> None:
         """Write the model folder and the resume file, each atomically.
 
         The model comes first: a run that can be resumed has a tokenizer.
         """
-        arrays, numbers = trainer.state_dict()
-        save_pretrained(trainer.model, self.model, tokenizer=tokenizer)
-        save_resume(self.resume, arrays, {"trainer": numbers, **extra})
+        save_pretrained(model, self.model, tokenizer=tokenizer)
+        save_resume(self.resume, arrays, state.to_json())
 
-    def load(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def load(self) -> tuple[dict[str, np.ndarray], RunState]:
         """Read the resume file.
 
         Raises
@@ -129,7 +155,7 @@ class RunFolder:
         arrays, state = load_resume(self.resume)
         if not {"settings", "trainer", "environment", "fingerprint"} <= state.keys():
             raise ValueError(f"{self.resume} was not written by a training run: there is nothing in it to resume")
-        return arrays, state
+        return arrays, RunState.from_json(state)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""

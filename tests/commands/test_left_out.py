@@ -7,8 +7,9 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.cli import main
-from numpy_minimind.data import corpora
-from numpy_minimind.data.corpora import JsonLinesCorpus, TextCorpus
+from numpy_minimind.data import jsonl_corpus
+from numpy_minimind.data.jsonl_corpus import JsonLinesCorpus
+from numpy_minimind.data.text_corpus import TextCorpus
 from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 from tests.commands.conftest import SMALL
 from tests.helpers import peak_bytes
@@ -155,11 +156,11 @@ def test_of_a_large_file_a_sample_is_looked_at_and_called_one(tmp_path, byte_lev
     path = lines(tmp_path / "t.jsonl", [{"text": "x" * (10 + 50 * (i % 2))} for i in range(400)])
     corpus = JsonLinesCorpus(f"pretrain:{path}", byte_level)
     assert corpus.left_out(40).notes[0].startswith("of 400 lines 200 are longer than --seq-len 40: 4,400 of ")
-    monkeypatch.setattr(corpora, "LOOKED_AT", 100)
+    monkeypatch.setattr(jsonl_corpus, "LOOKED_AT", 100)
     (note,) = corpus.left_out(40).notes
     assert note.startswith("of 100 lines looked at (of 400) ") and corpus.left_out(40).notes == (note,)
     assert 30 < int(note.split(") ")[1].split()[0]) < 70  # drawn from the whole file
-    monkeypatch.setattr(corpora, "LOOKED_AT_CHARACTERS", 200)
+    monkeypatch.setattr(jsonl_corpus, "LOOKED_AT_CHARACTERS", 200)
     looked_at = int(corpus.left_out(40).notes[0].split()[1])
     assert 3 < looked_at < 20
 

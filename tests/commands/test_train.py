@@ -15,9 +15,11 @@ import numpy_minimind as nm
 from numpy_minimind import plotting
 from numpy_minimind.checkpoint.resume import load_resume, save_resume
 from numpy_minimind.cli import main
-from numpy_minimind.commands.train_settings import DEFAULTS, build
+from numpy_minimind.commands.train_inputs import fresh_inputs
+from numpy_minimind.training.build import new_trainer
 from numpy_minimind.training.distributed import Ranks
 from numpy_minimind.training.interrupt import StopRequest
+from numpy_minimind.training.settings import TrainSettings
 from tests.commands.conftest import SMALL, interrupt_after, run
 
 TIMED = ("tokens_per_s",)
@@ -152,8 +154,8 @@ def test_threads_are_as_many_as_have_enough_to_do_and_a_resumed_run_keeps_its_nu
 
 
 def test_the_trainer_has_the_threads_that_the_settings_ask_for(toy_text):
-    asked = {"corpus": str(toy_text), "preset": "tiny", "set": ["num_hidden_layers=1"], "threads": 2, "device": "cpu"}
-    _, trainer = build({**DEFAULTS, **asked}, Ranks())
+    settings = TrainSettings(str(toy_text), preset="tiny", set=("num_hidden_layers=1",), threads=2)
+    trainer = new_trainer(settings, *fresh_inputs(settings), Ranks())
     assert trainer.threads.count == 2 and len(trainer.gradients_of.replicas) == 1
 
 

@@ -11,8 +11,10 @@ import pytest
 
 from numpy_minimind import plotting
 from numpy_minimind.cli import main
-from numpy_minimind.commands import train as train_command
-from numpy_minimind.commands.progress import reason_of
+from numpy_minimind.data import samples
+from numpy_minimind.messages import reason_of
+from numpy_minimind.training.run import Run
+from numpy_minimind.training.run_folder import RunFolder
 from tests.commands.conftest import SMALL, run
 from tests.commands.test_train import assert_same_run, metrics
 
@@ -117,9 +119,9 @@ def test_a_folder_in_the_place_of_a_report_is_named(name, part, finished, capsys
 
 
 def test_each_other_part_may_fail_as_well(finished, capsys, monkeypatch):
-    monkeypatch.setattr(train_command, "generate", raises(FloatingPointError("nan")))
-    monkeypatch.setattr(train_command._Run, "look", raises(RuntimeError("no memory")))
-    monkeypatch.setattr(train_command.RunFolder, "write_summary", raises(OSError("read-only")))
+    monkeypatch.setattr(samples, "generate", raises(FloatingPointError("nan")))
+    monkeypatch.setattr(Run, "look", raises(RuntimeError("no memory")))
+    monkeypatch.setattr(RunFolder, "write_summary", raises(OSError("read-only")))
     printed = resumed(finished, capsys)
     for line in ("held-out loss: RuntimeError: no memory", "sample: FloatingPointError: nan", "summary: read-only"):
         assert f"no {line}\n" in printed.out

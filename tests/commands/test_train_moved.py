@@ -176,7 +176,7 @@ def test_a_finished_run_names_the_command_that_goes_on(flags, expected, trained,
 def test_an_unfinished_run_says_how_to_end_early_and_another_model_is_another_run(home, capsys):
     train("--resume", "--steps", 3, "--out", home / "a/run", code=2)
     error = capsys.readouterr().err
-    assert "To end a sitting early, give --stop-after N." in error and "--init-from" in error
+    assert "To stop early, give --stop-after N." in error and "--init-from" in error
     for flags in (["--preset", "toy"], ["--set", "hidden_size=32"], ["--tokenizer", "bpe:300"]):
         train("--resume", *flags, "--out", home / "a/run", code=2)
         error = capsys.readouterr().err

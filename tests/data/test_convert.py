@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from numpy_minimind.data.convert import in_our_names, records, to_jsonl
-from numpy_minimind.data.corpora import check_text, load_corpus
+from numpy_minimind.data.corpora import load_corpus
 from numpy_minimind.data.jsonl import JsonLines
+from numpy_minimind.data.jsonl_corpus import check_text
 from numpy_minimind.data.sft import check_conversation
 
 TEXTS = [{"text": "从前有座山。"}, {"text": 'a "b"\n, {c'}, {"text": "third"}]

@@ -10,9 +10,10 @@ import zipfile
 
 import pytest
 
-from numpy_minimind.data.corpora import load_corpus, read_text
+from numpy_minimind.data.corpora import load_corpus
 from numpy_minimind.data.file_kinds import require_lasting
 from numpy_minimind.data.jsonl import JsonLines
+from numpy_minimind.data.text_corpus import read_text
 
 TEXT = "the quick brown fox\n" * 40
 
@@ -85,6 +86,6 @@ def test_a_text_larger_than_memory_says_what_is_read_line_by_line(tmp_path, monk
         raise MemoryError
 
     (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr("numpy_minimind.data.corpora.split_text", too_large)
+    monkeypatch.setattr("numpy_minimind.data.text_corpus.split_text", too_large)
     with pytest.raises(MemoryError, match=r"t\.txt is too large to be running text.*give pretrain:FILE"):
         load_corpus(str(tmp_path / "t.txt"))

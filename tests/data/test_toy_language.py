@@ -10,6 +10,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from numpy_minimind.data import toy_grammar as grammar
 from numpy_minimind.data import toy_language as toy
 
 QUOTES, TRADES, SCENES, LIKINGS = 15 / 32, 9 / 32, 6 / 32, 2 / 32  # the share of each kind of sentence
@@ -31,12 +32,12 @@ def one_of(words):
 
 def second_opinion(start=toy.START):
     """The whole language as one regular expression, with any two quotations in a quotation sentence."""
-    speaker, manner, echo = one_of(toy.SPEAKERS), one_of(toy.MANNERS), one_of(toy.ECHOES)
-    said = f"[{toy.ANIMALS}][{toy.ACTIONS}][{toy.THINGS}]"
-    quality = one_of(toy.QUALITIES)
-    goods = one_of(f"[一两三几]{word}{quality}[{nouns}]" for word, nouns in toy.MEASURES.items())
-    creature, verb = one_of(toy.CREATURES), one_of(toy.VERBS)
-    between = f" {one_of(toy.PLACES)} {one_of(toy.COMPANY)} "
+    speaker, manner, echo = one_of(grammar.SPEAKERS), one_of(grammar.MANNERS), one_of(grammar.ECHOES)
+    said = f"[{grammar.ANIMALS}][{grammar.ACTIONS}][{grammar.THINGS}]"
+    quality = one_of(grammar.QUALITIES)
+    goods = one_of(f"[一两三几]{word}{quality}[{nouns}]" for word, nouns in grammar.MEASURES.items())
+    creature, verb = one_of(grammar.CREATURES), one_of(grammar.VERBS)
+    between = f" {one_of(grammar.PLACES)} {one_of(grammar.COMPANY)} "
     liking = "[我你他她](?:喜欢|爱)[猫狗]|[猫狗](?:喜欢|爱)[我你他她]"
     return re.compile(
         f"{speaker}{manner}说：“{said}”，{echo}也说：「{said}」|{speaker}用{goods}换了{goods}"
@@ -48,14 +49,16 @@ def all_states():
     seen, new = set(), {*toy.EDITIONS}
     while new:
         seen |= new
-        new = {choice.then for state in new for choice in toy.choices(state)} - seen
+        new = {choice.then for state in new for choice in grammar.choices(state)} - seen
     return seen
 
 
 def every_scene():
-    one = [(name, "s") for name in toy.CREATURES]
-    several = [(name + "s", "") for name in toy.CREATURES]
-    for (subject, ending), place, company, verb in product(one + several, toy.PLACES, toy.COMPANY, toy.VERBS):
+    one = [(name, "s") for name in grammar.CREATURES]
+    several = [(name + "s", "") for name in grammar.CREATURES]
+    for (subject, ending), place, company, verb in product(
+        one + several, grammar.PLACES, grammar.COMPANY, grammar.VERBS
+    ):
         yield f"the {subject} {place} {company} {verb}{ending}"
 
 
@@ -66,7 +69,7 @@ def every_liking():
 
 
 def every_plain_quotation_of_tom():
-    for animal, action, thing, echo in product(toy.ANIMALS, toy.ACTIONS, toy.THINGS, toy.ECHOES):
+    for animal, action, thing, echo in product(grammar.ANIMALS, grammar.ACTIONS, grammar.THINGS, grammar.ECHOES):
         said = animal + action + thing
         yield f"Tom说：“{said}”，{echo}也说：「{said}」"
 
@@ -104,11 +107,11 @@ def test_mean_length_by_hand(start, scenes, likings):
     def mean(words):
         return sum(map(len, words)) / len(words)
 
-    name = mean(toy.SPEAKERS)
-    quotation = name + mean(toy.MANNERS) + len("说：“鱼想海”，也说：「鱼想海」") + mean(toy.ECHOES)
-    trade = name + len("用一只猫换了一只猫") + 2 * mean(toy.QUALITIES)
+    name = mean(grammar.SPEAKERS)
+    quotation = name + mean(grammar.MANNERS) + len("说：“鱼想海”，也说：「鱼想海」") + mean(grammar.ECHOES)
+    trade = name + len("用一只猫换了一只猫") + 2 * mean(grammar.QUALITIES)
     # Of subject and verb exactly one ends in s.
-    scene = len("the    s") + sum(map(mean, (toy.CREATURES, toy.PLACES, toy.COMPANY, toy.VERBS)))
+    scene = len("the    s") + sum(map(mean, (grammar.CREATURES, grammar.PLACES, grammar.COMPANY, grammar.VERBS)))
     liking = mean(["我爱猫", "我喜欢猫"])
     by_hand = QUOTES * quotation + TRADES * trade + scenes * scene + likings * liking + 1
     assert toy.mean_length(start) == pytest.approx(by_hand, rel=1e-12)
@@ -136,27 +139,27 @@ def test_closed_forms_against_a_sample(what, start):
 
 def test_no_word_is_the_beginning_of_another():
     """With that, a reader from left to right always knows the choice: no sentence has two derivations."""
-    for state in all_states() - {toy.DONE}:
-        words = sorted(choice.word for choice in toy.choices(state))
+    for state in all_states() - {grammar.DONE}:
+        words = sorted(choice.word for choice in grammar.choices(state))
         assert all(words), state
         # In sorted order a word is followed at once by those that it begins.
         assert not any(after.startswith(before) for before, after in pairwise(words)), state
-        assert all(type(choice.weight) is int and choice.weight > 0 for choice in toy.choices(state))
+        assert all(type(choice.weight) is int and choice.weight > 0 for choice in grammar.choices(state))
 
 
 def test_the_end_mark_ends_the_sentence_and_nothing_else():
     for state in all_states():
-        for choice in toy.choices(state):
-            assert (toy.END in choice.word) == (choice.then == toy.DONE)
+        for choice in grammar.choices(state):
+            assert (toy.END in choice.word) == (choice.then == grammar.DONE)
             assert toy.END not in choice.word[:-1]
 
 
 @pytest.mark.parametrize("start", toy.EDITIONS)
 def test_samples_have_exactly_one_derivation(start):
     def derivations(text, state):
-        if state == toy.DONE:
+        if state == grammar.DONE:
             return not text
-        fitting = [choice for choice in toy.choices(state) if text.startswith(choice.word)]
+        fitting = [choice for choice in grammar.choices(state) if text.startswith(choice.word)]
         return sum(derivations(text[len(choice.word) :], choice.then) for choice in fitting)
 
     assert {derivations(sentence + toy.END, start) for sentence in big_sample(start)[:3000]} == {1}
@@ -169,10 +172,10 @@ def test_all_sentences_together_have_probability_one(start):
     while arriving:
         following = defaultdict(float)
         for state, mass in arriving.items():
-            total = sum(choice.weight for choice in toy.choices(state))
-            for choice in toy.choices(state):
+            total = sum(choice.weight for choice in grammar.choices(state))
+            for choice in grammar.choices(state):
                 following[choice.then] += mass * choice.weight / total
-        finished += following.pop(toy.DONE, 0.0)
+        finished += following.pop(grammar.DONE, 0.0)
         arriving = following
     assert finished == pytest.approx(1, abs=1e-12)
 
@@ -345,14 +348,14 @@ def quoted(sentence):
 def test_training_never_quotes_what_is_held_out_but_every_pair_of_neighbours():
     heard = [quoted(sentence) for sentence in big_sample() if "“" in sentence]
     held_out = {
-        toy.ANIMALS[i] + toy.ACTIONS[j] + toy.THINGS[k]
+        grammar.ANIMALS[i] + grammar.ACTIONS[j] + grammar.THINGS[k]
         for i, j, k in product(range(10), repeat=3)
-        if toy.is_held_out(i, j, k)
+        if grammar.is_held_out(i, j, k)
     }
     assert len(held_out) == 55
     assert not held_out & set(heard)
-    assert {said[:2] for said in heard} == {a + b for a, b in product(toy.ANIMALS, toy.ACTIONS)}
-    assert {said[1:] for said in heard} == {a + b for a, b in product(toy.ACTIONS, toy.THINGS)}
+    assert {said[:2] for said in heard} == {a + b for a, b in product(grammar.ANIMALS, grammar.ACTIONS)}
+    assert {said[1:] for said in heard} == {a + b for a, b in product(grammar.ACTIONS, grammar.THINGS)}
 
 
 @pytest.mark.parametrize("start", toy.EDITIONS)

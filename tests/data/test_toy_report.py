@@ -5,7 +5,7 @@ import pytest
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
 from numpy_minimind.data import toy_language, toy_report
-from numpy_minimind.data.corpora import ToyCorpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 
 
 def test_the_copying_head_is_found_though_blocks_are_computed_twice():

@@ -16,9 +16,9 @@ from numpy_minimind.checking.verdict import ABSOLUTE, RELATIVE
 from numpy_minimind.checkpoint import pth
 from numpy_minimind.commands import train_profile
 from numpy_minimind.commands.chat import TWICE
-from numpy_minimind.commands.train_settings import BETAS, DEFAULTS
-from numpy_minimind.data.corpora import BLOCK, HELD_OUT_LINES
 from numpy_minimind.data.jsonl import SHOWN
+from numpy_minimind.data.jsonl_corpus import HELD_OUT_LINES
+from numpy_minimind.data.text_corpus import BLOCK
 from numpy_minimind.generation.prefill import PART
 from numpy_minimind.layers import FlashAttention, RotaryEmbedding, flash_attention, kv_cache
 from numpy_minimind.layers.linear import FEW
@@ -26,7 +26,9 @@ from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
 from numpy_minimind.text.bpe import FIXED
 from numpy_minimind.training.adamw import PIECE
+from numpy_minimind.training.build import BETAS
 from numpy_minimind.training.distributed import PATIENCE
+from numpy_minimind.training.settings import DEFAULTS
 from tests.cupy.replay.planted import PLANTED
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import numpy_minimind
-from numpy_minimind.data.corpora import ToyCorpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.text import CharTokenizer, PretrainedTokenizer, prompt_ids
 
 PACKAGE = Path(numpy_minimind.__file__).parent

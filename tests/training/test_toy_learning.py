@@ -5,7 +5,7 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.data import BatchStream, toy_report
-from numpy_minimind.data.corpora import ToyCorpus
+from numpy_minimind.data.toy_corpus import ToyCorpus
 from numpy_minimind.layers import Attention
 from numpy_minimind.training import AdamW, Trainer, evaluate
 

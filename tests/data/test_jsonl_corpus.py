@@ -9,7 +9,8 @@ import pytest
 
 import numpy_minimind as nm
 from numpy_minimind.data.batches import IGNORE, pad_labelled
-from numpy_minimind.data.corpora import JsonLinesCorpus, load_corpus, short_name, split_lines
+from numpy_minimind.data.corpora import load_corpus, short_name
+from numpy_minimind.data.jsonl_corpus import JsonLinesCorpus, split_lines
 from numpy_minimind.text import CharTokenizer, PretrainedTokenizer
 from numpy_minimind.training import AdamW, Trainer
 
