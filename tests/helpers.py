@@ -7,29 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
+from numpy_minimind import MiniMindForCausalLM
+from numpy_minimind.checking.points import config, redraw_parameters
 from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.layer import Layer
-
-# Sizes pairwise different, and D != N * H, so that no two axes can be mistaken for each other.
-B, T, N, K, H, D, F, E, V = 3, 5, 4, 2, 6, 14, 10, 7, 23
-
-
-def config(**overrides: Any) -> MiniMindConfig:
-    """A model of these sizes; MoE experts have a width of their own."""
-    sizes = {
-        "hidden_size": D,
-        "num_hidden_layers": 2,
-        "num_attention_heads": N,
-        "num_key_value_heads": K,
-        "head_dim": H,
-        "vocab_size": V,
-        "intermediate_size": F,
-        "moe_intermediate_size": F - 1,
-        "num_experts": E,
-        "max_position_embeddings": 64,
-    }
-    return MiniMindConfig(**{**sizes, **overrides})
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -44,33 +25,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
 
 
 def settled(layer: Any, seed: int = 1, dtype: Any = np.float64) -> Any:
-    """Give every matrix weights of order 1 / sqrt(fan-in) and every gain a value well away from 1."""
-    rng = np.random.default_rng(seed)
-    for _, parameter in layer.named_parameters():
-        shape = parameter.shape
-        if len(shape) == 1:
-            parameter.data = rng.uniform(0.5, 1.8, shape).astype(dtype)
-        else:
-            parameter.data = rng.normal(0.0, shape[-1] ** -0.5, shape).astype(dtype)
-        parameter.grad = None
-    return layer
+    """The layer with weights of a trained size."""
+    return redraw_parameters(layer, np.random.default_rng(seed)).astype(dtype)
 
 
 def model_of(dtype: Any = np.float64, seed: int = 1, **overrides: Any) -> MiniMindForCausalLM:
     """A small model with settled weights."""
     return settled(MiniMindForCausalLM(config(**overrides)), seed, dtype)
-
-
-def padding_mask(
-    tokens: int, left: Mapping[int, int] | None = None, right: Mapping[int, int] | None = None, batch: int = B
-) -> np.ndarray:
-    """Ones (batch, T), with zeros at the start (`left`: row -> how many) and at the end (`right`) of rows."""
-    mask = np.ones((batch, tokens), dtype=np.int64)
-    for row, n in (left or {}).items():
-        mask[row, :n] = 0
-    for row, n in (right or {}).items():
-        mask[row, tokens - n :] = 0
-    return mask
 
 
 def arrays(tree: Any) -> Iterator[Any]:

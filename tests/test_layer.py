@@ -209,7 +209,7 @@ def test_a_file_of_more_layers_is_refused():
 
 
 def test_a_file_of_other_key_heads_is_refused():
-    with pytest.raises(ValueError, match=r"k_proj.weight is \(24, 14\), expected \(12, 14\)"):
+    with pytest.raises(ValueError, match=r"k_proj.weight is \(32, 7\), expected \(16, 7\)"):
         model_of().load_state_dict(copied(model_of(num_key_value_heads=4)))
 
 

@@ -11,24 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numpy_minimind import MiniMindConfig, MiniMindForCausalLM
+from numpy_minimind.checking.points import B, E, H, T, V, config, padding_mask
 from numpy_minimind.layers import CrossEntropyLoss, Embedding, Linear
 from numpy_minimind.training.adamw import AdamW, clip_grad_norm
-from tests.helpers import (
-    B,
-    E,
-    H,
-    T,
-    V,
-    arrays,
-    assert_close,
-    cast,
-    config,
-    gradients_of,
-    model_of,
-    padding_mask,
-    peak_bytes,
-    settled,
-)
+from tests.helpers import arrays, assert_close, cast, gradients_of, model_of, peak_bytes, settled
 from tests.strategies import cuts, seeds
 from tests.yarns import SHORT, rotary
 
@@ -143,8 +129,8 @@ def test_labels_are_shifted_once():
 @pytest.mark.parametrize("n", [None, 40])
 def test_targets_that_are_shifted_already_are_not_shifted_again(n, rng):
     model, text = model_of(**EXPERTS), rng.integers(0, V, (B, T + 1))
-    mask = padding_mask(T, left={1: 2})
-    labels = np.where(padding_mask(T + 1, left={1: 2}) == 1, text, -100)
+    mask = padding_mask(T, left=(0, 2, 0))
+    labels = np.where(padding_mask(T + 1, left=(0, 2, 0)), text, -100)
     found = model.loss_and_grad_shifted(text[:, :-1], labels[:, 1:], mask, n)
     gradients = copied_gradients(model)
     assert found.n_tokens == (labels[:, 1:] != -100).sum()  # the last position too has a target
@@ -170,7 +156,7 @@ def test_targets_that_are_shifted_already_are_not_shifted_again(n, rng):
 
 LENGTH = 7
 SPLITS = [[a] for a in range(1, LENGTH)] + [list(ab) for ab in itertools.combinations(range(1, LENGTH), 2)]
-LEFT = padding_mask(LENGTH, left={0: 2, 2: 4})
+LEFT = padding_mask(LENGTH, left=(2, 0, 4))
 
 
 def decoded(model, ids, cut, masks=None):
@@ -218,7 +204,7 @@ def test_a_mask_given_with_the_prompt_alone_is_remembered(cut, rng):
 def test_decoding_equals_the_full_forward_for_any_parts_and_padding(cut, seed, data):
     rng, model = np.random.default_rng(seed), model_of()
     ids = rng.integers(0, V, (B, 12))
-    mask = padding_mask(12, left={row: data.draw(st.integers(0, 8)) for row in range(B)})
+    mask = padding_mask(12, left=[data.draw(st.integers(0, 8)) for _ in range(B)])
     full = model.forward(ids, mask)[0].logits
     found = decoded(model, ids, cut, np.split(mask, cut, axis=1))
     assert_close(found[mask == 1], full[mask == 1])
@@ -272,7 +258,7 @@ def test_padding_that_is_not_labelled_changes_no_loss_and_no_gradient(fields, si
 
 def test_positions_count_from_the_first_token_that_is_not_padding():
     """Not visible in the logits, which only distances reach, but in how far a padded batch may go."""
-    model, mask = model_of(), padding_mask(T, left={1: 2}, right={2: 2}).astype(bool)
+    model, mask = model_of(), padding_mask(T, left=(0, 2, 0), right=(0, 0, 2))
     cos, sin, *_ = model.model.context(T, mask)
     positions = [[0, 1, 2, 3, 4], [0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
     right = model.model.rotary_emb.table(np.array(positions)[:, None], np.float64)
@@ -284,7 +270,7 @@ def test_positions_count_from_the_first_token_that_is_not_padding():
 
 def test_what_padding_holds_does_not_matter(rng):
     model, ids = model_of(**EXPERTS), rng.integers(0, V, (B, T))
-    mask = padding_mask(T, left={0: 2}, right={1: 2})
+    mask = padding_mask(T, left=(2, 0, 0), right=(0, 2, 0))
     other = np.where(mask == 1, ids, rng.integers(0, V, ids.shape))
     (one, aux), (two, aux_too) = model.forward(ids, mask)[0], model.forward(other, mask)[0]
     assert_close(two[mask == 1], one[mask == 1], 1e-13)
@@ -293,7 +279,7 @@ def test_what_padding_holds_does_not_matter(rng):
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.int64, np.float32, list])
 def test_a_mask_of_any_kind_of_zeros_and_ones(dtype, rng):
-    model, ids, mask = model_of(), rng.integers(0, V, (B, T)), padding_mask(T, left={1: 2})
+    model, ids, mask = model_of(), rng.integers(0, V, (B, T)), padding_mask(T, left=(0, 2, 0))
     given_mask = mask.tolist() if dtype is list else mask.astype(dtype)
     np.testing.assert_array_equal(model(ids, given_mask), model(ids, mask))
 
@@ -370,15 +356,15 @@ IDS = np.arange(10).reshape(2, 5)
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
     [
-        (IDS - 1, ValueError, r"ids must lie in \[0, 23\) .* got values from -1 to 8"),
-        (IDS + 14, ValueError, r"ids must lie in \[0, 23\) .* got values from 14 to 23"),
+        (IDS - 1, ValueError, rf"ids must lie in \[0, {V}\) .* got values from -1 to 8"),
+        (IDS + V - 9, ValueError, rf"ids must lie in \[0, {V}\) .* got values from {V - 9} to {V}"),
         (IDS.astype(float), TypeError, "ids must be integers, got an array of dtype float64"),
         (IDS > 3, TypeError, "ids must be integers, got an array of dtype bool"),
         (IDS[0], ValueError, r"input_ids must have shape \(batch, tokens\), .* got shape \(5,\)"),
         (IDS[None], ValueError, r"got shape \(1, 2, 5\)"),
         (IDS[:0], ValueError, r"neither of them 0, got shape \(0, 5\)"),
         (IDS[:, :0], ValueError, r"neither of them 0, got shape \(2, 0\)"),
-        (np.zeros((1, 65), int), ValueError, "65 tokens are more than max_position_embeddings = 64"),
+        (np.zeros((1, 257), int), ValueError, "257 tokens are more than max_position_embeddings = 256"),
     ],
     ids=["-1", "V", "float", "bool", "rank 1", "rank 3", "empty batch", "no tokens", "too long"],
 )
@@ -410,10 +396,10 @@ def test_a_bad_mask_is_refused(call, mask, message):
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (np.where(IDS == 3, -4, IDS), ValueError, r"labels must lie in \[0, 23\) or be -100 .* got -4"),
-        (np.where(IDS == 3, -1, IDS), ValueError, r"labels must lie in \[0, 23\) or be -100 .* got -1"),
-        (np.where(IDS == 3, V, IDS), ValueError, r"labels must lie in \[0, 23\) or be -100 .* got 23"),
-        (np.where(IDS == 0, V, IDS), ValueError, "got 23"),
+        (np.where(IDS == 3, -4, IDS), ValueError, rf"labels must lie in \[0, {V}\) or be -100 .* got -4"),
+        (np.where(IDS == 3, -1, IDS), ValueError, rf"labels must lie in \[0, {V}\) or be -100 .* got -1"),
+        (np.where(IDS == 3, V, IDS), ValueError, rf"labels must lie in \[0, {V}\) or be -100 .* got {V}"),
+        (np.where(IDS == 0, V, IDS), ValueError, f"got {V}"),
         (IDS[:, 1:], ValueError, r"labels have shape \(2, 4\), expected \(2, 5\)"),
         (IDS.T, ValueError, r"labels have shape \(5, 2\), expected \(2, 5\)"),
         (IDS.astype(np.float32), TypeError, "labels must be integers, got an array of dtype float32"),
@@ -471,7 +457,7 @@ def test_ids_and_labels_of_every_integer_dtype(dtype):
 
 
 def test_loss_and_grad_changes_none_of_its_arguments(rng):
-    ids, mask = rng.integers(0, V, (B, T)), padding_mask(T, left={1: 2})
+    ids, mask = rng.integers(0, V, (B, T)), padding_mask(T, left=(0, 2, 0))
     labels = np.where(mask == 1, ids, -100)
     before = [a.copy() for a in (ids, labels, mask)]
     model_of().loss_and_grad(ids, labels, mask)
@@ -576,7 +562,7 @@ def test_loss_and_grad_is_forward_cross_entropy_and_backward(fields, rng):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("mask", [None, padding_mask(T, left={0: 2}, right={1: 1})], ids=["no mask", "padded"])
+@pytest.mark.parametrize("mask", [None, padding_mask(T, left=(2, 0, 0), right=(0, 1, 0))], ids=["no mask", "padded"])
 def test_complex_step_agrees_for_every_parameter(tied, mask, rng):
     """The whole dense model is differentiable in complex arithmetic, so its gradient needs no other library."""
     model, ids = model_of(tie_word_embeddings=tied), rng.integers(0, V // 2, (B, T))
@@ -664,7 +650,7 @@ def test_two_runs_with_one_seed_are_identical_bit_for_bit(use_moe, rng):
 @pytest.mark.parametrize("use_moe", [False, True], ids=["dense", "experts"])
 def test_everything_is_float32_after_a_step_and_after_decoding(use_moe, rng):
     cfg = config(use_moe=use_moe)
-    ids, mask = rng.integers(0, V, (B, T)), padding_mask(T, left={1: 2})
+    ids, mask = rng.integers(0, V, (B, T)), padding_mask(T, left=(0, 2, 0))
     _, model, optimizer = trained(cfg, ids, steps=2)
     out, saved = model.forward(ids, mask)
     loss, loss_saved = model.cross_entropy.forward(out.logits, ids)
@@ -686,7 +672,7 @@ def test_everything_is_float32_after_a_step_and_after_decoding(use_moe, rng):
 
 
 @dense_and_experts
-@pytest.mark.parametrize("mask", [None, padding_mask(T, left={0: 2}, right={1: 1})], ids=["no mask", "padded"])
+@pytest.mark.parametrize("mask", [None, padding_mask(T, left=(2, 0, 0), right=(0, 1, 0))], ids=["no mask", "padded"])
 def test_float32_is_float64_to_1e_5_of_the_largest_value(fields, mask, rng):
     model, ids = model_of(**fields), rng.integers(0, V, (B, T))
     single = model_of(np.float32, **fields)
@@ -789,7 +775,7 @@ def test_a_tied_state_dict_with_nan_in_both_places_is_equal():
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}])
 def test_computing_the_blocks_again_changes_no_bit(fields, rng):
-    model, ids, mask = model_of(**fields), rng.integers(0, V, (B, T)), padding_mask(T, left={1: 2})
+    model, ids, mask = model_of(**fields), rng.integers(0, V, (B, T)), padding_mask(T, left=(0, 2, 0))
     found = []
     for again in (False, True):
         model.model.checkpoint_activations = again

@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 import torch
 from peers import oracles
 
-from tests.helpers import B, T, V, assert_close, gradients_of, model_of, padding_mask
+from numpy_minimind.checking.points import B, T, V, padding_mask
+from tests.helpers import assert_close, gradients_of, model_of
 from tests.yarns import SHORT
 
 MODELS = {
@@ -37,10 +38,10 @@ MODELS = {
 }
 MASKS = {
     "no mask": None,
-    "padded left": padding_mask(T, left={0: 1, 2: 3}),
-    "padded right": padding_mask(T, right={0: 1, 2: 3}),
-    "padded on both sides": padding_mask(T, left={0: 1, 1: 2}, right={0: 2}),
-    "a row of padding only": padding_mask(T, left={1: T}),
+    "padded left": padding_mask(T, left=(1, 0, 3)),
+    "padded right": padding_mask(T, right=(1, 0, 3)),
+    "padded on both sides": padding_mask(T, left=(1, 2, 0), right=(2, 0, 0)),
+    "a row of padding only": padding_mask(T, left=(0, T, 0)),
 }
 
 every_way_to_attend = pytest.mark.parametrize("long", [256, 2], ids=["table of scores", "in blocks"])

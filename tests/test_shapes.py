@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from numpy_minimind.checking.points import config
 from numpy_minimind.shapes import parameter_shapes, same_shapes
-from tests.helpers import config, model_of
+from tests.helpers import model_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from peers.parity_cases import CASES, Case, case_of, padding_mask, weights
+from peers.parity_cases import CASES, Case, case_of, mask_of, weights
 from peers.parity_rows import TENSORS, by_kind, by_layer, format_table, worst
 
 from numpy_minimind import plotting
@@ -36,7 +36,7 @@ def decode(cases: list[Case], new: int = 40) -> dict[str, float | int]:
     for case in cases:
         rng = np.random.default_rng(case.seed)
         state, prompt = weights(bridge.shapes_of(case), rng), rng.integers(0, case.fields["vocab_size"], (3, 6))
-        mask = padding_mask("left", 3, 6)
+        mask = mask_of("left", 3, 6)
         ours = bridge.write_ours(bridge.our_model(case.fields, state, np.float32), prompt, mask, new, None)
         theirs = bridge.write_theirs(bridge.their_model(case.fields, state, torch.float32), prompt, mask, new, None)
         found["tokens"] += theirs.ids[:, 6:].size

@@ -34,7 +34,7 @@ Rng = np.random.Generator
 
 CAUSAL = np.tri(T, dtype=bool)
 LATER = np.tri(T, S, S - T, dtype=bool)  # the last T of S tokens ask
-LEFT_PADDED = LATER & (np.arange(S) >= np.array([0, 2, 4])[:, None, None, None])  # (B, 1, T, S)
+PADS = (0, 2, 4)  # tokens of padding in each row
 NO_LABEL_COUNTS = "no label counts, so the loss is 0 whatever the logits are"
 
 
@@ -82,11 +82,15 @@ def redraw_parameters(layer: Layer, rng: np.random.Generator) -> Any:
     return layer
 
 
-def padding_mask(B: int, T: int, side: str) -> np.ndarray:
-    """Return (B, T) bool: the first row whole, each next one with two tokens less, but never fewer than one."""
-    tokens = np.maximum(T - 2 * np.arange(B), 1)[:, None]  # (B, 1)
+def padding_mask(T: int, left: Any = 0, right: Any = 0) -> np.ndarray:
+    """Return (B, T) bool: False at the first `left` and the last `right` tokens of a row; numbers, one for each row."""
+    left, right = np.broadcast_arrays(np.atleast_1d(left), right)
     t = np.arange(T)
-    return t < tokens if side == "right" else t >= T - tokens
+    return (t >= left[:, None]) & (t < T - right[:, None])
+
+
+# The last T of S tokens ask, and rows begin with padding.
+LEFT_PADDED = LATER & padding_mask(S, left=PADS)[:, None, None]  # (B, 1, T, S)
 
 
 def context(config: MiniMindConfig, T: int, mask: np.ndarray | None = None, start: int = 0) -> Context:

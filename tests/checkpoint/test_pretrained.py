@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import E, H, K, V
 from tests.checkpoint.torch_files import write_pth
 from tests.helpers import model_of
 from tests.yarns import BARE, rotary
@@ -185,13 +186,13 @@ def test_loading_draws_nothing_and_holds_the_weights_once(tmp_path: Path, monkey
 def test_the_config_is_transformers_form() -> None:
     d = huggingface_config(model(use_moe=True).config, "bfloat16")
     assert (d["architectures"], d["model_type"], d["torch_dtype"]) == (["Qwen3MoeForCausalLM"], "qwen3_moe", "bfloat16")
-    assert (d["num_experts"], d["moe_intermediate_size"], d["norm_topk_prob"]) == (7, 12, False)
+    assert (d["num_experts"], d["moe_intermediate_size"], d["norm_topk_prob"]) == (E, 12, False)
     assert (d["decoder_sparse_step"], d["mlp_only_layers"]) == (1, [])
     dense = huggingface_config(model().config, "float32")
     assert (dense["architectures"], dense["model_type"]) == (["Qwen3ForCausalLM"], "qwen3")
     assert "num_experts" not in dense  # some loaders take whatever has it for a mixture
     assert (dense["use_sliding_window"], dense["attention_bias"], dense["tie_word_embeddings"]) == (False, False, True)
-    assert dense["rope_theta"] == dense["rope_parameters"]["rope_theta"] == 1e6
+    assert dense["rope_theta"] == dense["rope_parameters"]["rope_theta"] == 100.0
 
 
 def test_an_edited_config_counts(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_end_marks_of_generation_config_go_before(saved: Path, generation: dict[
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"eos_token_id": [2, 500]}', r"eos_token_id must be an integer in \[0, 23\), .*, got \[2, 500\]"),
+        ('{"eos_token_id": [2, 500]}', rf"eos_token_id must be an integer in \[0, {V}\), .*, got \[2, 500\]"),
         ('{"eos_token_id": true}', "eos_token_id must be .*, got True"),
         ("[2]", "holds list, expected a JSON object"),
         ("{", "is not JSON"),
@@ -348,9 +349,9 @@ def test_fused_experts(tmp_path: Path, container: str, dtype: str) -> None:
 
 def test_experts_both_alone_and_fused_are_refused(tmp_path: Path) -> None:
     save_pretrained(model(use_moe=True), tmp_path / "m")
-    fused = np.zeros((7, 16, 12), np.float32)
+    fused = np.zeros((E, 16, 12), np.float32)
     rewrite(tmp_path / "m", lambda t: t.update({"model.layers.0.mlp.experts.down_proj": fused}))
-    message = r"twice: model\.layers\.0\.mlp\.experts\.6\.down_proj\.weight, alone and in a fused tensor"
+    message = rf"twice: model\.layers\.0\.mlp\.experts\.{E - 1}\.down_proj\.weight, alone and in a fused tensor"
     with pytest.raises(CheckpointError, match=message):
         from_pretrained(tmp_path / "m")
 
@@ -553,7 +554,7 @@ def test_every_fault_of_the_weights_is_in_one_message(saved: Path) -> None:
     assert str(saved) in message
     assert "missing: model.layers.0.self_attn.q_proj.weight" in message
     assert "unexpected: model.layers.0.self_attn.q_porj.weight" in message
-    assert "wrong shape: model.layers.1.self_attn.k_proj.weight is (6, 16), expected (12, 16)" in message
+    assert f"wrong shape: model.layers.1.self_attn.k_proj.weight is (6, 16), expected ({K * H}, 16)" in message
 
 
 def test_more_layers_than_the_config_says(tmp_path: Path) -> None:
@@ -579,7 +580,7 @@ def test_an_untied_model_needs_its_head(saved: Path) -> None:
 def test_faults_of_every_kind_stand_together(saved: Path) -> None:
     def spoil(t: dict[str, np.ndarray]) -> None:
         t["lm_head.weight"] = t["model.embed_tokens.weight"] + 1
-        t["model.layers.0.self_attn.q_norm.weight"] = np.ones(6, np.int32)
+        t["model.layers.0.self_attn.q_norm.weight"] = np.ones(H, np.int32)
         del t["model.norm.weight"]
 
     rewrite(saved, spoil)

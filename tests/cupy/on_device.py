@@ -9,13 +9,14 @@ from numpy_minimind.backend import to_numpy
 from numpy_minimind.checking import devices
 from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.contract import infer
+from numpy_minimind.checking.points import V, padding_mask
 from numpy_minimind.checking.probe import map_arrays, outputs
 from numpy_minimind.checking.whole_model import ModelAsLayer
 from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layer import Layer
 from numpy_minimind.training import AdamW, Trainer
 from tests.cupy import strict_cupy
-from tests.helpers import V, arrays, cast, padding_mask
+from tests.helpers import arrays, cast
 
 CASES = {case.id: case for case in devices.CASES}
 
@@ -59,11 +60,11 @@ def everything(layer: Layer, inputs: tuple[Any, ...], dy: list[Any]) -> dict[str
     return {"y": y, "saved": saved, "dx": dx, "gradients": gradients, "called": infer(layer, inputs)}
 
 
-def stream(rows: int = 4, tokens: int = 6) -> BatchStream:
+def stream() -> BatchStream:
     def draw(rng):
-        window = rng.integers(0, V, (rows, tokens + 1))
-        targets = np.where(rng.random((rows, tokens)) < 0.2, -100, window[:, 1:])
-        return Batch(window[:, :-1], targets, padding_mask(tokens, right={1: 2}, batch=rows).astype(bool))
+        window = rng.integers(0, V, (4, 7))
+        targets = np.where(rng.random((4, 6)) < 0.2, -100, window[:, 1:])
+        return Batch(window[:, :-1], targets, padding_mask(6, right=(0, 2, 0, 0)))
 
     return BatchStream(draw, np.random.default_rng(5))
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindForCausalLM
+from numpy_minimind.checking.points import V
 from numpy_minimind.training import evaluate
 from tests.cupy import strict_cupy
 from tests.cupy.on_device import CASES, drawn, stream, to_the_device, trainer
-from tests.helpers import V, model_of
+from tests.helpers import model_of
 
 EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
 
@@ -52,8 +53,8 @@ WAITS = {
 STEP = {
     ("dense", 1): 919,
     ("dense", 2): 1341,
-    ("experts", 1): 2315,
-    ("experts", 2): 3358,
+    ("experts", 1): 1709,
+    ("experts", 2): 2501,
 }
 
 dense_and_experts = pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["dense", "experts"])

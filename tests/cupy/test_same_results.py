@@ -8,11 +8,12 @@ import pytest
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_numpy
+from numpy_minimind.checking.points import V, padding_mask
 from numpy_minimind.layer import Parameter
 from numpy_minimind.training import AdamW, TrainingDiverged, clip_grad_norm, evaluate
 from tests.cupy import strict_cupy
 from tests.cupy.on_device import CASES, assert_same, drawn, everything, moved, stream, to_the_device, trainer
-from tests.helpers import V, model_of, padding_mask
+from tests.helpers import model_of
 
 EXPERTS = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3}
 dense_and_experts = pytest.mark.parametrize("fields", [{}, EXPERTS], ids=["dense", "experts"])
@@ -46,10 +47,10 @@ def pair(**fields: Any) -> tuple[MiniMindForCausalLM, MiniMindForCausalLM]:
     return model_of(np.float32, **fields), model_of(np.float32, **fields).to("cuda")
 
 
-def text(rows: int = 3, tokens: int = 6) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def text() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    ids, mask = rng.integers(0, V, (rows, tokens)), padding_mask(tokens, left={1: 2}, batch=rows)
-    return ids, np.where((mask == 1) & (rng.random(ids.shape) < 0.8), ids, -100), mask
+    ids, mask = rng.integers(0, V, (3, 6)), padding_mask(6, left=(0, 2, 0))
+    return ids, np.where(mask & (rng.random(ids.shape) < 0.8), ids, -100), mask
 
 
 @dense_and_experts

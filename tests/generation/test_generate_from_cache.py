@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from numpy_minimind import MiniMindForCausalLM
+from numpy_minimind.checking.points import V, config
 from numpy_minimind.generation.loop import generate
 from numpy_minimind.generation.prefill import prefill
-from tests.helpers import V, assert_close, config, settled
+from tests.helpers import assert_close, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -50,12 +51,12 @@ def test_a_cache_that_leaves_nothing_to_do_or_no_room(model):
 
 
 def test_ids_beyond_the_tokenizer_s_are_never_chosen(model):
-    prompts = np.array([[5, 3], [7, 4], [22, 21]])
+    prompts = np.array([[5, 3], [7, 4], [V - 1, V - 2]])
     settings = {"max_new_tokens": 30, "temperature": 3.0, "top_k": 0, "top_p": 1.0, "eos_token_id": None}
     free = generate(model, prompts, rng=np.random.default_rng(0), **settings)[:, 2:]
-    bounded = generate(model, prompts, rng=np.random.default_rng(0), vocab_size=10, **settings)[:, 2:]
-    assert free.max() >= 10 > bounded.max()
-    assert set(bounded.ravel()) == set(range(10))
+    bounded = generate(model, prompts, rng=np.random.default_rng(0), vocab_size=7, **settings)[:, 2:]
+    assert free.max() >= 7 > bounded.max()
+    assert set(bounded.ravel()) == set(range(7))
 
 
 @pytest.mark.parametrize("size", [0, V + 1, 2.5])
@@ -66,7 +67,7 @@ def test_a_vocabulary_that_the_model_does_not_have(model, size):
 
 # -- a long prompt goes in part by part ------------------------------------------------------------------------
 
-LONG = np.array([[0, 0, 0, 0, 0, 6, 5, 3, 9, 7], [0, 0, 1, 8, 8, 4, 1, 2, 7, 7], [5, 3, 9, 7, 4, 8, 2, 11, 3, 1]])
+LONG = np.array([[0, 0, 0, 0, 0, 6, 5, 3, 9, 7], [0, 0, 1, 8, 8, 4, 1, 2, 7, 7], [5, 3, 9, 7, 4, 8, 2, 10, 3, 1]])
 MASK = np.array([[0] * 5 + [1] * 5, [0] * 2 + [1] * 8, [1] * 10])
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import B, D, H, T, config
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Block, RotaryEmbedding
-from tests.helpers import B, D, H, T, along, assert_close, complex_step, config, gradients_of, settled
+from tests.helpers import along, assert_close, complex_step, gradients_of, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

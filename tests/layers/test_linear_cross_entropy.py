@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import B, D, T, V
 from numpy_minimind.layers import CrossEntropyLoss, Linear, LinearCrossEntropy
 from numpy_minimind.layers.linear_cross_entropy import WORDS, add_product
-from tests.helpers import B, D, T, V, assert_close, peak_bytes, settled
+from tests.helpers import assert_close, peak_bytes, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

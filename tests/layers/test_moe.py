@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import B, D, E, T, config
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import MoE
-from tests.helpers import B, D, E, T, assert_close, complex_step, config, gradients_of, settled
+from tests.helpers import assert_close, complex_step, gradients_of, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from peers import oracles
 
+from numpy_minimind.checking.points import B, D, E, F, H, N, T, V, config, padding_mask
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import (
     Attention,
@@ -26,7 +27,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
-from tests.helpers import B, D, E, F, H, N, T, V, assert_close, config, gradients_of, padding_mask, settled
+from tests.helpers import assert_close, gradients_of, settled
 from tests.yarns import MINIMIND, SHORT, as_transformers, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -195,9 +196,9 @@ def test_scaled_dot_product(heads, visible, rng):
 
 MASKS = {
     "none": None,
-    "left": padding_mask(T, left={0: 1, 2: 3}),
-    "right": padding_mask(T, right={0: 1, 2: 3}),
-    "both sides and a row of padding only": padding_mask(T, left={0: 1, 1: T}, right={0: 2}),
+    "left": padding_mask(T, left=(1, 0, 3)),
+    "right": padding_mask(T, right=(1, 0, 3)),
+    "both sides and a row of padding only": padding_mask(T, left=(1, T, 0), right=(2, 0, 0)),
 }
 
 every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
@@ -263,7 +264,7 @@ def one_expert_idle(layer, x):
 
 def all_on_one_expert(layer, x):
     x[..., 0] = 1.0
-    layer.gate.weight.data[4, 0] = 5.0
+    layer.gate.weight.data[2, 0] = 5.0
 
 
 def all_scores_equal(layer, x):
@@ -271,13 +272,13 @@ def all_scores_equal(layer, x):
 
 
 def some_scores_equal(layer, x):
-    layer.gate.weight.data[[1, 4, 5]] = 0.0
+    layer.gate.weight.data[[0, 2, 3]] = 0.0
 
 
 ROUTERS = [router_as_drawn, one_expert_idle, all_on_one_expert, all_scores_equal, some_scores_equal]
 COUNTED = {
     "all": None,
-    "some": padding_mask(T, left={0: 2}, right={1: 1}).astype(bool),
+    "some": padding_mask(T, left=(2, 0, 0), right=(0, 1, 0)),
     "none": np.zeros((B, T), bool),
 }
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import D, F
 from numpy_minimind.layers import SwiGLU
 from numpy_minimind.layers.swiglu import sigmoid
-from tests.helpers import D, F, along, complex_step, gradients_of, peak_bytes, settled
+from tests.helpers import along, complex_step, gradients_of, peak_bytes, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import torch
 from peers.bridge import Arrays, our_model, shapes_of, their_model, top_two_margin, write_ours, write_theirs
-from peers.parity_cases import Case, case_of, padding_mask, weights
+from peers.parity_cases import Case, case_of, mask_of, weights
 from peers.parity_rows import compare
 
 NEW = 30
@@ -42,7 +42,7 @@ def written(case: Case, dtype: str, mask: np.ndarray | None, eos: int | None) ->
 @every_dtype
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_the_same_ids_and_the_same_logits_at_each_step(chosen: dict[str, str], dtype: str, padding: str) -> None:
-    ours, theirs = written(case_of(3, **chosen), dtype, padding_mask(padding, 3, 6), None)
+    ours, theirs = written(case_of(3, **chosen), dtype, mask_of(padding, 3, 6), None)
     assert np.array_equal(ours.ids, theirs.ids)
     (row,) = compare({"logits": ours.logits}, {"logits": theirs.logits}, "logits of each step")
     assert row.error <= 1e-5
@@ -54,7 +54,7 @@ def test_the_same_ids_and_the_same_logits_at_each_step(chosen: dict[str, str], d
 def test_rows_that_end(chosen: dict[str, str]) -> None:
     """Some id that the first row writes becomes the end mark: rows end at different steps, the rest goes on."""
     case = case_of(3, **chosen)
-    mask = padding_mask("left", 3, 6)
+    mask = mask_of("left", 3, 6)
     without_end = written(case, "float64", mask, None)[0].ids[:, 6:]
     step = max(t for t in range(NEW) if without_end[0, t] not in without_end[0, :t])
     eos = int(without_end[0, step])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import config
 from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.layers import (
     CrossEntropyLoss,
@@ -27,7 +28,7 @@ from numpy_minimind.layers import (
     Softmax,
     SwiGLU,
 )
-from tests.helpers import config, settled
+from tests.helpers import settled
 from tests.yarns import SHORT, rotary
 
 sp = pytest.importorskip("sympy")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from numpy_minimind.checking import layers as checking
 from numpy_minimind.checking.points import B as ROWS
-from numpy_minimind.checking.points import Point, context, redraw_parameters
+from numpy_minimind.checking.points import Point, context, padding_mask, redraw_parameters
 from numpy_minimind.checking.probe import named_inputs
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
@@ -65,10 +65,7 @@ def _rows(name: str, value: Any, rows: slice) -> Any:
 
 def padding(T: int, pads: tuple[int, ...] | None) -> np.ndarray | None:
     """(B, T) bool; a row with 2 begins with two of padding, one with -2 ends with two."""
-    if pads is None:
-        return None
-    t = np.arange(T)
-    return np.array([t >= n if n >= 0 else t < T + n for n in pads])
+    return None if pads is None else padding_mask(T, np.maximum(pads, 0), np.maximum(np.negative(pads), 0))
 
 
 def most_keys(visible: Any, S: int) -> int:

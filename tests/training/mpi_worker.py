@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from numpy_minimind.checking.points import V, padding_mask
 from numpy_minimind.data.batches import Batch, BatchStream
 from numpy_minimind.threads import Threads
 from numpy_minimind.training.adamw import AdamW
 from numpy_minimind.training.distributed import DistributedGradients, Ranks, digest_of, process_group
 from numpy_minimind.training.parallel import ThreadedGradients
 from numpy_minimind.training.trainer import Trainer
-from tests.helpers import V, gradients_of, model_of, padding_mask
+from tests.helpers import gradients_of, model_of
 
 MOE = {"use_moe": True, "num_experts_per_tok": 2}
 CASES = {
@@ -29,7 +30,7 @@ ROWS = 5
 def batch_of(rng: np.random.Generator) -> Batch:
     """Rows with unequal numbers of labels, some of them padded."""
     targets = np.where(rng.random((ROWS, 6)) < 0.3, -100, rng.integers(0, V, (ROWS, 6)))
-    return Batch(rng.integers(0, V, (ROWS, 6)), targets, padding_mask(6, left={1: 2}, right={2: 1}, batch=ROWS))
+    return Batch(rng.integers(0, V, (ROWS, 6)), targets, padding_mask(6, (0, 2, 0, 0, 0), (0, 0, 1, 0, 0)))
 
 
 def gradients(ranks: Ranks, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import V, padding_mask
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.data.batches import Batch
 from numpy_minimind.threads import Threads
@@ -12,7 +13,7 @@ from numpy_minimind.training.parallel import (
     replica_of,
     worthwhile_threads,
 )
-from tests.helpers import V, assert_close, gradients_of, model_of, padding_mask
+from tests.helpers import assert_close, gradients_of, model_of
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -22,7 +23,8 @@ MOE = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0}
 def batch(rng, rows=5, tokens=6):
     ids = rng.integers(0, V, (rows, tokens))
     targets = np.where(rng.random((rows, tokens)) < 0.3, -100, rng.integers(0, V, (rows, tokens)))
-    return Batch(ids, targets, padding_mask(tokens, left={1: 2}, right={2: 1}, batch=rows))
+    row = np.arange(rows)
+    return Batch(ids, targets, padding_mask(tokens, left=2 * (row == 1), right=row == 2))
 
 
 def gradient(model, threads, batch, n=None):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpy_minimind.checking.points import padding_mask
 from numpy_minimind.yarn import YARN
 
 # Sizes pairwise different where they may be, so that no two axes can be mistaken for each other.
@@ -135,20 +136,17 @@ def weights(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dic
     return {name: a.astype(np.float32).astype(np.float64) for name, a in drawn.items()}  # exact in either precision
 
 
-def padding_mask(padding: str, rows: int = B, tokens: int = T) -> np.ndarray | None:
+def mask_of(padding: str, rows: int = B, tokens: int = T) -> np.ndarray | None:
     """Ones (rows, tokens) with zeros on one side or both, row by row more of them; the first row is whole."""
-    if padding == "none":
-        return None
-    t, row = np.arange(tokens), np.arange(rows)[:, None]
-    left = (2 * row) * (padding in ("left", "both"))
-    right = row * (padding in ("right", "both"))
-    return ((t >= left) & (t < tokens - right)).astype(np.int64)
+    row = np.arange(rows)
+    left, right = 2 * row * (padding in ("left", "both")), row * (padding in ("right", "both"))
+    return None if padding == "none" else padding_mask(tokens, left, right).astype(np.int64)
 
 
 def batch(case: Case, rng: np.random.Generator, rows: int = B, tokens: int = T) -> Batch:
     """Random ids; a fifth of the labels is ignored, and those of padding."""
     ids = rng.integers(0, case.fields["vocab_size"], (rows, tokens))
-    mask = padding_mask(case.chosen["padding"], rows, tokens)
+    mask = mask_of(case.chosen["padding"], rows, tokens)
     labels = np.where(rng.random(ids.shape) < 0.2, -100, ids)
     labels[0, 1] = ids[0, 1]  # at least one counts
     return Batch(ids, labels if mask is None else np.where(mask == 1, labels, -100), mask)

@@ -17,6 +17,7 @@ from numpy_minimind.checking.oracle_points import (
 )
 from numpy_minimind.checking.points import (
     ONE_KEY,
+    PADS,
     YARN,
     B,
     Build,
@@ -43,7 +44,7 @@ def point(
 ) -> Build:
     def build(rng: Rng) -> Point:
         c = config(**fields)
-        mask = None if side is None else padding_mask(batch, tokens, side)
+        mask = None if side is None else padding_mask(tokens, **{side: PADS})
         layer = redraw_parameters(Attention(c, rng=rng), rng)
         return Point(layer, (rng.normal(size=(batch, tokens, D)), context(c, tokens, mask, start)), options or {})
 

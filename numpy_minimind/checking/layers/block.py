@@ -17,6 +17,7 @@ from numpy_minimind.checking.oracle_points import (
     waved,
 )
 from numpy_minimind.checking.points import (
+    PADS,
     YARN,
     B,
     Build,
@@ -40,7 +41,7 @@ from numpy_minimind.layers import Block
 def point(side: str | None = None, start: int = 0, **fields: Any) -> Build:
     def build(rng: Rng) -> Point:
         c = config(**fields)
-        mask = None if side is None else padding_mask(B, T, side)
+        mask = None if side is None else padding_mask(T, **{side: PADS})
         layer = redraw_parameters(Block(c, rng=rng), rng)
         return Point(layer, (rng.normal(size=(B, T, D)), context(c, T, mask, start)))
 

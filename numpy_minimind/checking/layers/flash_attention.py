@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, CONTRACT, Edit, Mutant
-from numpy_minimind.checking.points import B, Build, H, K, N, Point, Rng, S, T
+from numpy_minimind.checking.points import PADS, B, Build, H, K, N, Point, Rng, S, T, padding_mask
 from numpy_minimind.checking.reference import array, gradients, known
 from numpy_minimind.layers import FlashAttention
 
 # -- points ----------------------------------------------------------------------------------------------------------
-
-NOT_LEFT_PADDING = np.arange(S) >= np.array([0, 2, 4])[:, None]  # (B, S)
-NOT_RIGHT_PADDING = np.arange(S) < np.array([6, 4, 2])[:, None]
 
 
 def point(
@@ -43,8 +40,8 @@ CASES = {
     "gqa": point(),
     "mqa": point(1),
     "no-cache": point(keys=T),
-    "left-padded": point(mask=NOT_LEFT_PADDING),
-    "right-padded": point(mask=NOT_RIGHT_PADDING),
+    "left-padded": point(mask=padding_mask(S, left=PADS)),
+    "right-padded": point(mask=padding_mask(S, right=PADS)),
     "one-query": point(queries=1),
     "blocks-of-one": point(queries=2, keys=4, blocks=(1, 1)),
     "one-block": point(N, blocks=(T, S)),

@@ -15,6 +15,7 @@ from numpy_minimind.checking.differences import Effort
 from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mutant
 from numpy_minimind.checking.oracle_points import EXPERTS, IDS, LABELS, MASK, fingerprint, from_oracle, model
 from numpy_minimind.checking.points import (
+    PADS,
     YARN,
     B,
     Build,
@@ -67,7 +68,7 @@ def model_case(heads: str, tied: bool, feed_forward: str, rotation: str = "", pa
 
     def build(rng: Rng) -> Point:
         model = build_model(heads, tied, feed_forward, rotation, rng)
-        mask = padding_mask(B, T, padding) if padding else None
+        mask = padding_mask(T, **{padding: PADS}) if padding else None
         return Point(ModelAsLayer(model), (rng.integers(0, V, (B, T)), mask))
 
     parts = [heads, "tied" if tied else "untied", feed_forward, rotation, f"{padding}-padded" if padding else ""]
@@ -79,7 +80,7 @@ def loss_case(heads: str, tied: bool, feed_forward: str, items: int | None, padd
 
     def build(rng: Rng) -> Point:
         ids = rng.integers(0, V, (B, LOSS_T))
-        mask = padding_mask(B, LOSS_T, padding) if padding else None
+        mask = padding_mask(LOSS_T, **{padding: PADS}) if padding else None
         ignored = rng.random((B, LOSS_T)) < 0.2
         labels = np.where(ignored if mask is None else ignored | ~mask, -100, ids)
         asks = np.zeros((B, LOSS_T), bool)

@@ -20,6 +20,7 @@ from numpy_minimind.checking.oracle_points import (
     waved,
 )
 from numpy_minimind.checking.points import (
+    PADS,
     B,
     Build,
     D,
@@ -46,7 +47,7 @@ DEAD_ROUTER = "k = 1 normalised: the weight is p / p = 1, so only the auxiliary 
 def point(k: int, normalised: bool, side: str | None = None, **options: Any) -> Build:
     def build(rng: Rng) -> Point:
         layer = redraw_parameters(MoE(config(num_experts_per_tok=k, norm_topk_prob=normalised), rng=rng), rng)
-        counted = None if side is None else padding_mask(B, T, side)
+        counted = None if side is None else padding_mask(T, **{side: PADS})
         return Point(layer, (rng.normal(size=(B, T, D)), counted), options)
 
     return lambda rng: routed(lambda: build(rng))

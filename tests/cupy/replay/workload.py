@@ -8,6 +8,7 @@ import numpy as np
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_device, to_numpy
 from numpy_minimind.checking.cases import Case
+from numpy_minimind.checking.points import V, config
 from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.data.batches import Batch
 from numpy_minimind.measuring.floors import DecodeFloor, prefill_floors, training_floors
@@ -16,7 +17,7 @@ from numpy_minimind.training import AdamW, Trainer, clip_grad_norm
 from numpy_minimind.training.adamw import FLUSH_EVERY
 from numpy_minimind.training.trainer import evaluate
 from tests.cupy.on_device import CASES, drawn, everything
-from tests.helpers import config, settled
+from tests.helpers import settled
 from tests.yarns import SHORT
 
 LONG = {"max_position_embeddings": 600}
@@ -44,7 +45,7 @@ def ids_and_mask(rows: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
     mask = np.ones((rows, tokens), np.int64)
     mask[0, :3] = 0
-    return rng.integers(3, 23, (rows, tokens)), mask
+    return rng.integers(3, V, (rows, tokens)), mask
 
 
 def run_layer(case: Case, dtype: Any) -> None:
