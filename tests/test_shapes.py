@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from numpy_minimind.checking.points import config
+from numpy_minimind.checking.points import F, config
 from numpy_minimind.shapes import parameter_shapes, same_shapes
 from tests.helpers import model_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},
     "untied": {"tie_word_embeddings": False},
-    "experts": {"use_moe": True},
+    "experts": {"use_moe": True, "moe_intermediate_size": F + 1},
     "experts, untied, k=2": {"use_moe": True, "num_experts_per_tok": 2, "tie_word_embeddings": False},
 }
 each_model = pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS.keys())
