@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from numpy_minimind.backend import get_array_module
 from numpy_minimind.config import MiniMindConfig
-from numpy_minimind.layer import Layer
 from numpy_minimind.layers.flash_attention import BLOCK, FlashAttention
 from numpy_minimind.layers.linear_cross_entropy import CHUNK
 from numpy_minimind.model import LONG
 from numpy_minimind.products import forward_products
 from numpy_minimind.shapes import parameter_shapes
 from numpy_minimind.sharing import even_sizes
+from numpy_minimind.trees import arrays_in
 
 IDS = 8  # bytes of an id, or of an index
 
@@ -184,26 +182,17 @@ def _block_working(config: MiniMindConfig, B: int, T: int, size: int) -> int:
 
 def array_bytes(tree: Any) -> int:
     """Add up the bytes of the arrays in nested tuples and lists, memory that is shared counted once."""
-    owners = {id(owner): owner for owner in map(owner_of, arrays(tree))}
-    return sum(owner.nbytes for owner in owners.values())
+    return sum(owner.nbytes for owner in owners_in(tree).values())
 
 
-def arrays(tree: Any) -> Iterator[Any]:
-    """Yield the arrays in nested tuples, lists and layers (their parameters' data)."""
-    if isinstance(tree, Layer):
-        yield from (parameter.data for _, parameter in tree.named_parameters())
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from arrays(item)
-    elif hasattr(tree, "nbytes") and hasattr(get_array_module(tree), "ndarray") and tree.ndim:
-        yield tree
-
-
-def owner_of(array: Any) -> Any:
-    """Return the array to which the memory of a view belongs."""
-    while getattr(array, "base", None) is not None and hasattr(array.base, "nbytes"):
-        array = array.base
-    return array
+def owners_in(tree: Any) -> dict[int, Any]:
+    """Return {id: array} of the arrays to which the memory of a tree's arrays belongs; single numbers do not count."""
+    owners = {}
+    for array in (a for _, a in arrays_in(tree) if a.ndim):
+        while getattr(array, "base", None) is not None and hasattr(array.base, "nbytes"):
+            array = array.base
+        owners[id(array)] = array
+    return owners
 
 
 def _letters(config: MiniMindConfig, names: str) -> tuple[int, ...]:

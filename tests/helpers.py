@@ -2,15 +2,15 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.checking.points import config, redraw_parameters
-from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import arrays_in, map_arrays
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -34,15 +34,9 @@ def model_of(dtype: Any = np.float64, seed: int = 1, **overrides: Any) -> MiniMi
     return settled(MiniMindForCausalLM(config(**overrides)), seed, dtype)
 
 
-def arrays(tree: Any) -> Iterator[Any]:
-    """Every array, of whichever module, and NumPy scalar in nested tuples, lists and dicts."""
-    if isinstance(tree, Mapping):
-        yield from arrays(list(tree.values()))
-    elif isinstance(tree, (tuple, list)):
-        for part in tree:
-            yield from arrays(part)
-    elif hasattr(tree, "dtype"):
-        yield np.asarray(tree) if isinstance(tree, np.generic) else tree
+def arrays(tree: Any) -> list[Any]:
+    """Every array, of whichever module, and NumPy number in nested tuples, lists and dicts."""
+    return [np.asarray(a) if isinstance(a, np.generic) else a for _, a in arrays_in(tree)]
 
 
 def cast(tree: Any, dtype: Any) -> Any:

@@ -21,7 +21,7 @@ NAMES = "__init__"  # the package's own names
 FLOORS = (
     {"backend", "config", "files", "fonts", "foreign", "lazy", "messages", "sharing", "threads", "yarn"},
     {"layer", "products", "shapes"},
-    {"layers"},
+    {"layers", "trees"},
     {"model", "generation"},
     {"checkpoint", "text"},
     {"data", "accounting"},

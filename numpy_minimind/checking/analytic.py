@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.checking.probe import Tensor, arrays_in, as_gradients, draw_cotangents, outputs
+from numpy_minimind.checking.probe import Tensor, as_gradients, draw_cotangents, outputs
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import arrays_in
 
 REPEAT = 1e-12  # relative; two runs may round differently in the last digits
 

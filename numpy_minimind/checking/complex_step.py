@@ -23,10 +23,11 @@ from numpy_minimind.checking import report
 from numpy_minimind.checking.analytic import analytic_gradients
 from numpy_minimind.checking.differences import Effort, draw_sample
 from numpy_minimind.checking.gradcheck import generator_and_seed, missing
-from numpy_minimind.checking.probe import Probe, converted, is_differentiable, map_arrays, named_inputs, tensors_of
+from numpy_minimind.checking.probe import Probe, converted, is_differentiable, named_inputs, tensors_of
 from numpy_minimind.checking.report import GradReport, TensorRow
 from numpy_minimind.checking.verdict import EPSILON, beyond, ratio
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 
 STEP = 1e-20
 TOLERANCE = 1e-12  # of the largest |numeric|

@@ -15,8 +15,9 @@ import numpy as np
 from numpy_minimind.checking.analytic import REPEAT, analytic_gradients, gradients_put_back
 from numpy_minimind.checking.float32 import compare_float32
 from numpy_minimind.checking.gradcheck import generator_and_seed
-from numpy_minimind.checking.probe import Tensor, as_gradients, map_arrays, outputs, tensors_of
+from numpy_minimind.checking.probe import Tensor, as_gradients, outputs, tensors_of
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 
 
 def contract_faults(

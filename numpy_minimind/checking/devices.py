@@ -15,8 +15,9 @@ import numpy as np
 from numpy_minimind.backend import get_array_module, to_device, to_numpy
 from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.layers import select
-from numpy_minimind.checking.probe import as_gradients, draw_cotangents, map_arrays, outputs, tensors_of
+from numpy_minimind.checking.probe import as_gradients, draw_cotangents, outputs, tensors_of
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 
 # The loss as a layer is left out: it is NumPy's own, a second way to compute what `loss_and_grad` does.
 CASES = tuple(case for case in select() if not case.id.startswith("model/loss"))

@@ -15,9 +15,10 @@ import numpy as np
 from numpy_minimind.checking import report
 from numpy_minimind.checking.analytic import gradients_put_back
 from numpy_minimind.checking.gradcheck import generator_and_seed
-from numpy_minimind.checking.probe import as_gradients, converted, draw_cotangents, map_arrays, outputs, tensors_of
+from numpy_minimind.checking.probe import as_gradients, converted, draw_cotangents, outputs, tensors_of
 from numpy_minimind.checking.report import GradReport, TensorRow
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 
 TOLERANCE = 1e-5  # of the tensor's largest value
 

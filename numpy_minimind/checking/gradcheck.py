@@ -20,10 +20,11 @@ from numpy_minimind.checking.differences import (
     draw_sample,
     steps_of,
 )
-from numpy_minimind.checking.probe import Probe, Tensor, map_arrays, tensors_of
+from numpy_minimind.checking.probe import Probe, Tensor, tensors_of
 from numpy_minimind.checking.report import MISSING, GradReport, TensorRow
 from numpy_minimind.checking.verdict import Measured, judge
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 
 STREAM = 1  # beside the user's seed
 

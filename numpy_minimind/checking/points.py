@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.checking.probe import arrays_in
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers import RotaryEmbedding
+from numpy_minimind.trees import arrays_in
 
 MARGIN = 1e-3  # between the probabilities of neighbours in the router's order, down to the first not chosen
 

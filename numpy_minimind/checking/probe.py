@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpy_minimind.layer import Layer, Parameter
+from numpy_minimind.trees import arrays_in
 
 
 class Tensor(NamedTuple):
@@ -166,34 +167,6 @@ def _check_tensor(tensor: Tensor, dtype: Any) -> None:
         )
     if a.size == 0:
         raise ValueError(f"{tensor.name} of shape {a.shape} is empty: nothing to check")
-
-
-# -- trees of arrays: nested tuples, lists and dicts, as inputs and `saved` are --------------------------------------
-
-
-def arrays_in(tree: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (path, array) of every array inside nested tuples, NamedTuples, lists and dicts."""
-    if isinstance(tree, np.ndarray):
-        yield path, tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from arrays_in(value, f"{path}.{key}")
-    elif isinstance(tree, (tuple, list)):
-        for key, value in zip(getattr(tree, "_fields", range(len(tree))), tree):
-            yield from arrays_in(value, f"{path}.{key}")
-
-
-def map_arrays(tree: Any, function: Any) -> Any:
-    """Return the tree with `function` of every array, the rest as it is."""
-    if isinstance(tree, np.ndarray):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: map_arrays(value, function) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_arrays(value, function) for value in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(map_arrays(value, function) for value in tree)
-    return tree
 
 
 def choices(layer: Layer, saved: Any) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from numpy_minimind.accounting import arrays, owner_of
+from numpy_minimind.accounting import owners_in
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers import FlashAttention, Linear, LinearCrossEntropy, ScaledDotProduct
 from numpy_minimind.layers.flash_attention import cut
@@ -134,9 +134,9 @@ class Profile:
             for item in tree:
                 self._count(item, row, seen)
             return
-        for owner in map(owner_of, arrays(tree)):
-            if id(owner) not in seen:
-                seen.add(id(owner))
+        for key, owner in owners_in(tree).items():
+            if key not in seen:
+                seen.add(key)
                 row.saved += owner.nbytes
 
 

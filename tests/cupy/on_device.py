@@ -10,11 +10,12 @@ from numpy_minimind.checking import devices
 from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.contract import infer
 from numpy_minimind.checking.points import V, padding_mask
-from numpy_minimind.checking.probe import map_arrays, outputs
+from numpy_minimind.checking.probe import outputs
 from numpy_minimind.checking.whole_model import ModelAsLayer
 from numpy_minimind.data import Batch, BatchStream
 from numpy_minimind.layer import Layer
 from numpy_minimind.training import AdamW, Trainer
+from numpy_minimind.trees import map_arrays
 from tests.cupy import strict_cupy
 from tests.helpers import arrays, cast
 
@@ -28,7 +29,7 @@ def moved(tree: Any) -> Any:
 
 def assert_same(theirs: Any, ours: Any, exact: bool = True, eps: float = 0.0) -> None:
     """Each array on the device has shape, dtype and numbers of its fellow on the host."""
-    theirs, ours = list(arrays(theirs)), list(arrays(ours))
+    theirs, ours = arrays(theirs), arrays(ours)
     assert len(theirs) == len(ours) > 0
     for there, here in zip(theirs, ours):
         assert type(there) is strict_cupy.ndarray, f"an array of shape {there.shape} came back to the host"

@@ -11,8 +11,9 @@ import pytest
 from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.contract import infer
 from numpy_minimind.checking.layers import TYPICAL
-from numpy_minimind.checking.probe import as_gradients, draw_cotangents, map_arrays, outputs
+from numpy_minimind.checking.probe import as_gradients, draw_cotangents, outputs
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 from tests.helpers import arrays, cast, gradients_of
 
 pytestmark = pytest.mark.usefixtures("backend")

@@ -16,9 +16,10 @@ from numpy_minimind.checking.contract import infer
 from numpy_minimind.checking.gradcheck import strided_copy
 from numpy_minimind.checking.layers import CASES
 from numpy_minimind.checking.points import MARGIN, Point, routers, routing_margin
-from numpy_minimind.checking.probe import as_gradients, map_arrays, outputs
+from numpy_minimind.checking.probe import as_gradients, outputs
 from numpy_minimind.checking.report import WRONG, GradReport
 from numpy_minimind.layer import Layer
+from numpy_minimind.trees import map_arrays
 from tests.helpers import arrays, cast, gradients_of
 from tests.properties.drawn_layers import EDGES, Case, near, of_profile, part, strategies_of
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy_minimind.checking.analytic import analytic_gradients
 from numpy_minimind.checking.differences import STEP
 from numpy_minimind.checking.layers import select
-from numpy_minimind.checking.probe import Probe, converted, map_arrays, tensors_of
+from numpy_minimind.checking.probe import Probe, converted, tensors_of
 from numpy_minimind.checking.report import EXPECTED_ZERO, GradReport
+from numpy_minimind.trees import map_arrays
 
 CURVES = ("rmsnorm/plain", "softmax/plain", "swiglu/plain", "cross_entropy/sum", "attention/gqa")
 STEPS = tuple(float(h) for h in 10.0 ** np.arange(-13, 0.1, 0.25))  # times the tensor's rms

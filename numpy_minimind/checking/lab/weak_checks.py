@@ -21,7 +21,6 @@ from numpy_minimind.checking.probe import (
     converted,
     draw_cotangents,
     is_differentiable,
-    map_arrays,
     named_inputs,
     outputs,
 )
@@ -30,6 +29,7 @@ from numpy_minimind.layer import Layer, Parameter
 from numpy_minimind.model import MiniMindForCausalLM
 from numpy_minimind.training.adamw import AdamW
 from numpy_minimind.training.trainer import Trainer
+from numpy_minimind.trees import map_arrays
 
 EXPERTS: dict[str, Any] = {"use_moe": True, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
 EFFORT = Effort(24, 24, 0)

@@ -9,13 +9,13 @@ from numpy_minimind import MiniMindForCausalLM
 from numpy_minimind.backend import to_device, to_numpy
 from numpy_minimind.checking.cases import Case
 from numpy_minimind.checking.points import V, config
-from numpy_minimind.checking.probe import map_arrays
 from numpy_minimind.data.batches import Batch
 from numpy_minimind.measuring.floors import DecodeFloor, prefill_floors, training_floors
 from numpy_minimind.measuring.workloads import Decode, Prefill, TrainStep
 from numpy_minimind.training import AdamW, Trainer, clip_grad_norm
 from numpy_minimind.training.adamw import FLUSH_EVERY
 from numpy_minimind.training.trainer import evaluate
+from numpy_minimind.trees import map_arrays
 from tests.cupy.on_device import CASES, drawn, everything
 from tests.helpers import settled
 from tests.yarns import SHORT
