@@ -22,6 +22,7 @@ import gc
 import inspect
 import json
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,14 @@ LOOKS = {"shape", "ndim", "size", "result_type", "can_cast", "iscomplexobj", "ma
 ATOMIC = {"add": "iILlqQefd", "subtract": "iI"}
 
 
-_fusing: list[str] = []  # the formulas that are being fused
+class _Fusing(threading.local):
+    """The formulas that this thread is fusing."""
+
+    def __init__(self) -> None:
+        self.formulas: list[str] = []
+
+
+_fusing = _Fusing()
 
 # What may stand beside an array in arithmetic; NumPy's scalars, too.
 _OPERANDS: set[type] = {bool, int, float, complex}  # and ndarray, below
@@ -127,7 +135,7 @@ def recording() -> Iterator[Record]:
 
 def _note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     if _records:
-        call = Call(name, args, kwargs, not _fusing and not _is_view(result, args))
+        call = Call(name, args, kwargs, not _fusing.formulas and not _is_view(result, args))
         for record in _records:
             record.calls.append(call)
 
@@ -782,20 +790,20 @@ class StandIn(types.ModuleType):
         (formula,) = args
 
         def kernel(*arrays: Any) -> Any:
-            _fusing.append(formula.__name__)
+            _fusing.formulas.append(formula.__name__)
             for record in _records:
                 record.fused += 1
             try:
                 return formula(*arrays)
             finally:
-                _fusing.pop()
+                _fusing.formulas.pop()
 
         return kernel
 
 
 def _refuse_in_fused(name: str) -> None:
-    if _fusing:
-        raise TypeError(f"{name} in the fused {_fusing[-1]}: one kernel works number by number")
+    if _fusing.formulas:
+        raise TypeError(f"{name} in the fused {_fusing.formulas[-1]}: one kernel works number by number")
 
 
 def _function(name: str) -> Callable[..., Any]:
