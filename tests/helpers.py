@@ -69,16 +69,3 @@ def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-10, name: str = "
         return
     found = error(ours, theirs)
     assert found <= tolerance, f"{name}: relative error {found:.3g} is more than {tolerance:.0e}"
-
-
-def complex_step(function: Callable[..., Any], points: list[Any], directions: list[Any], dy: Any) -> float:
-    """d/dh of ``sum(function(points + h * directions) * dy)`` at h = 0, without a difference of large numbers."""
-    step = 1e-20
-    y = function(*(a + 1j * step * v for a, v in zip(points, directions)))
-    assert y.dtype == np.complex128
-    return float(np.sum(y.imag * dy)) / step
-
-
-def along(gradients: list[Any], directions: list[Any]) -> float:
-    """The same derivative from gradients: the sum of all products with the directions."""
-    return float(sum(np.sum(g * v) for g, v in zip(gradients, directions)))

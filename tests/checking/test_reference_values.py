@@ -12,6 +12,7 @@ from numpy_minimind.layers import Linear
 ALL = [(layer, value) for layer, values in KNOWN.items() for value in values]
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("value", [v for _, v in ALL], ids=[f"{layer}/{v.name}" for layer, v in ALL])
 def test_the_layer_computes_it(value):
     assert value.fault() is None

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from numpy_minimind import MiniMindConfig
 from numpy_minimind.layers import RotaryEmbedding
-from tests.helpers import complex_step
 from tests.strategies import seeds
 from tests.yarns import MINIMIND, as_transformers, rotary
 
@@ -98,15 +97,6 @@ def test_backward_turns_back(position, seed):
     layer, x = RotaryEmbedding(6, 100.0), np.random.default_rng(seed).standard_normal((2, 1, 6))
     y, saved = layer.forward(x, np.array([position]))
     np.testing.assert_allclose(layer.backward(y, saved), x, rtol=1e-13, atol=1e-14)
-
-
-def test_complex_step_agrees(rng):
-    layer, positions = rotary(6, 100.0, {**MINIMIND, "attention_factor": 1.3}), np.arange(2, 7)
-    x, dy, v = rng.standard_normal((3, 2, 4, 5, 6))
-    _, saved = layer.forward(x, positions)
-    right = np.sum(layer.backward(dy, saved) * v)
-    found = complex_step(lambda x: layer.forward(x, positions)[0], [x], [v], dy)
-    assert found == pytest.approx(right, rel=1e-12)
 
 
 # -- YaRN ------------------------------------------------------------------------------------------------------
