@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def backend(request, monkeypatch) -> Iterator[str]:
         yield "strict"
 
 
+@pytest.fixture(scope="session")
+def oracles() -> types.ModuleType:
+    """The layers and the model in plain PyTorch, float64: demos/measuring/peers/oracles.py."""
+    pytest.importorskip("torch")
+    from peers import oracles
+
+    return oracles
+
+
 @functools.cache
 def uses_torch(file):
     text = file.read_text(encoding="utf-8")
@@ -69,9 +79,9 @@ def uses_torch(file):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests of each file in which some need PyTorch: continuous integration runs them once it is there."""
+    """Mark tests of the oracles, and of files in which some need PyTorch: they are run once more where it is there."""
     for item in items:
-        if uses_torch(item.path):
+        if "oracles" in item.fixturenames or uses_torch(item.path):
             item.add_marker(pytest.mark.parity)
 
 

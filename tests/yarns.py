@@ -22,6 +22,10 @@ def as_transformers(scaling: Mapping[str, Any], **changes: Any) -> dict[str, Any
     return {name: value for name, value in words.items() if name != "type" and value is not None}
 
 
+# transformers' form of it, whose factor comes from a formula.
+THEIRS = as_transformers(SHORT, attention_factor=None)
+
+
 def rotary(head_dim: int, theta: float, scaling: Mapping[str, Any] | None, positions: int = 32768) -> RotaryEmbedding:
     """The layer of a model of so many positions."""
     return RotaryEmbedding(head_dim, theta, read_yarn(scaling, head_dim, theta, positions))

@@ -67,14 +67,6 @@ def shapes(layer):
     return {name: p.shape for name, p in layer.named_parameters()}
 
 
-@pytest.fixture(scope="module")
-def oracle():
-    pytest.importorskip("torch")
-    from peers import oracles
-
-    return oracles
-
-
 def known(layer, name):
     [value] = [v for v in KNOWN[layer] if v.name == name]
     assert value.source == ORACLE
@@ -86,50 +78,50 @@ def same(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * max(1.0, np.abs(found).max()))
 
 
-def run(oracle, function, layer, cotangents):
+def run(oracles, function, layer, cotangents):
     """Return the outputs, and the fingerprints of all gradients, x first."""
     x = points.hidden()
-    outputs, (dx, dw) = oracle.gradients(function, x, waved_weights(shapes(layer)), cotangents=cotangents)
+    outputs, (dx, dw) = oracles.gradients(function, x, waved_weights(shapes(layer)), cotangents=cotangents)
     return outputs, [fingerprint(dx), *(fingerprint(g) for g in dw.values())]
 
 
 @pytest.fixture
-def positions(oracle):
+def positions(oracles):
     import torch
 
     mask = torch.tensor(points.MASK)
-    frequencies, factor = oracle.rope_inverse_frequencies(points.FIELDS["head_dim"], 1e6)
-    visible = oracle.visible_keys(points.T, None, mask)
-    return (oracle.token_positions(points.T, mask), visible, frequencies, factor), mask.bool()
+    frequencies, factor = oracles.rope_inverse_frequencies(points.FIELDS["head_dim"], 1e6)
+    visible = oracles.visible_keys(points.T, None, mask)
+    return (oracles.token_positions(points.T, mask), visible, frequencies, factor), mask.bool()
 
 
-def test_attention_and_block_from_the_oracle(oracle, positions):
+def test_attention_and_block_from_the_oracle(oracles, positions):
     where, counted = positions
     dy = points.cotangent()
-    (y,), found = run(oracle, lambda x, w: oracle.attention(x, w, *where), attention.attention(), [dy])
+    (y,), found = run(oracles, lambda x, w: oracles.attention(x, w, *where), attention.attention(), [dy])
     same(y[:, -1], known("attention", "y of the last token, one row padded"))
     same(found, known("attention", "gradients of x and every weight"))
 
-    (y, _), found = run(oracle, lambda x, w: oracle.block(x, w, *where), block.block(), [dy, None])
+    (y, _), found = run(oracles, lambda x, w: oracles.block(x, w, *where), block.block(), [dy, None])
     same(y[:, -1], known("block", "y of the last token, one row padded"))
     same(found, known("block", "gradients of x and every weight"))
 
     def with_experts(x, w):
-        return oracle.block(x, w, *where, k=2, coef=0.3, counted=counted)
+        return oracles.block(x, w, *where, k=2, coef=0.3, counted=counted)
 
-    (_, aux), found = run(oracle, with_experts, block.block(**points.EXPERTS), [dy, np.array(1.0)])
+    (_, aux), found = run(oracles, with_experts, block.block(**points.EXPERTS), [dy, np.array(1.0)])
     same(aux, known("block", "auxiliary loss, two experts a token"))
     same(found, known("block", "gradients of x and every weight, experts"))
 
 
 @pytest.mark.parametrize(("k", "norm"), [(1, False), (2, True), (2, False)])
-def test_moe_from_the_oracle(k, norm, oracle, positions):
+def test_moe_from_the_oracle(k, norm, oracles, positions):
     _, counted = positions
 
     def function(x, w):
-        return oracle.moe(x, w, k=k, norm_topk_prob=norm, coef=0.3, counted=counted)
+        return oracles.moe(x, w, k=k, norm_topk_prob=norm, coef=0.3, counted=counted)
 
-    (y, aux), found = run(oracle, function, moe.waved_moe(k, norm), [points.cotangent(), np.array(1.0)])
+    (y, aux), found = run(oracles, function, moe.waved_moe(k, norm), [points.cotangent(), np.array(1.0)])
     name = f"k = {k}, normalised" if norm else f"k = {k}"
     same(y[:, -1], known("moe", f"y of the last token, {name}"))
     same(aux, known("moe", f"auxiliary loss with padding, {name}"))
@@ -137,7 +129,7 @@ def test_moe_from_the_oracle(k, norm, oracle, positions):
 
 
 @pytest.mark.parametrize("name", ["dense", "experts"])
-def test_the_model_from_the_oracle(name, oracle):
+def test_the_model_from_the_oracle(name, oracles):
     import torch
 
     fields = {} if name == "dense" else points.EXPERTS
@@ -146,12 +138,12 @@ def test_the_model_from_the_oracle(name, oracle):
     ids, labels, mask = map(torch.tensor, (points.IDS, points.LABELS, points.MASK))
     config = {**points.FIELDS, **fields}
     share = 5 / model.ITEMS
-    total, ce, aux, n = oracle.loss(ids, labels, state, config, mask, model.ITEMS, share)
+    total, ce, aux, n = oracles.loss(ids, labels, state, config, mask, model.ITEMS, share)
     total.backward()
     losses = [total.item(), ce.item(), aux.item() * share, n]
     same(losses, known("model", f"losses and labels of a part of a batch, {name}"))
     watched = [fingerprint(state[key].grad.numpy()) for key in model.WATCHED]
     same(watched, known("model", f"gradients of that loss, {name}"))
     if name == "dense":
-        same(oracle.causal_lm(ids, state, config, mask)[0].detach()[:, -1], model.PADDED)
-        same(oracle.causal_lm(ids, state, config)[0].detach()[:, -1], model.PLAIN)
+        same(oracles.causal_lm(ids, state, config, mask)[0].detach()[:, -1], model.PADDED)
+        same(oracles.causal_lm(ids, state, config)[0].detach()[:, -1], model.PLAIN)

@@ -7,6 +7,8 @@ from numpy_minimind.checking.points import B, D, H, K, N, T, config
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Attention, KVCache, RotaryEmbedding
 from tests.helpers import assert_close, gradients_of, settled
+from tests.layers import against_pytorch
+from tests.yarns import SHORT, THEIRS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -123,3 +125,42 @@ def test_keys_and_values_from_a_cache_equal_those_computed_at_once(rng):
     first = layer(x[:, :3], at(np.arange(3), CAUSAL[:3, :3]), cache, 0)
     rest = layer(x[:, 3:], at(np.arange(3, T), CAUSAL[3:]), cache, 3)
     np.testing.assert_allclose(np.concatenate((first, rest), axis=1), full, rtol=1e-12)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1},
+        {"num_attention_heads": 6},
+        {"head_dim": None, "hidden_size": 16},
+        {"head_dim": 2},
+        {"rope_theta": 30.0, "rms_norm_eps": 1e-2},
+        {"rope_theta": 100.0, "rope_scaling": SHORT},
+        {"rope_theta": 100.0, "rope_scaling": THEIRS},
+    ],
+    ids=["GQA", "MHA", "MQA", "G=3", "H=D/N", "H=2", "theta and eps", "YaRN", "transformers' YaRN"],
+)
+@against_pytorch.every_mask
+@pytest.mark.parametrize("first", [0, 23])
+def test_against_pytorch(fields, mask, first, oracles, rng):
+    cfg = config(**fields)
+    layer = settled(Attention(cfg))
+    x, dy = rng.standard_normal((2, B, T, cfg.hidden_size))
+    context, positions, visible = against_pytorch.at(oracles, cfg, mask, first)
+    y, saved = layer.forward(x, context)
+    dx = layer.backward(dy, saved)
+    frequencies, factor = oracles.rope_inverse_frequencies(
+        cfg.head_dim, cfg.rope_theta, cfg.rope_scaling, cfg.max_position_embeddings
+    )
+    (right,), (dx_right, dw_right) = oracles.gradients(
+        lambda x, w: oracles.attention(x, w, positions, visible, frequencies, factor, cfg.rms_norm_eps),
+        x, layer.state_dict(), cotangents=[dy],
+    )  # fmt: skip
+    assert_close(y, right)
+    assert_close(dx, dx_right)
+    assert_close(gradients_of(layer), dw_right)

@@ -7,6 +7,7 @@ from numpy_minimind.checking.points import B, D, H, T, config
 from numpy_minimind.layer import Context
 from numpy_minimind.layers import Block, RotaryEmbedding
 from tests.helpers import assert_close, gradients_of, settled
+from tests.layers import against_pytorch
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -76,3 +77,38 @@ def test_names_are_those_of_the_state_dict():
         "mlp.up_proj.weight",
         "mlp.down_proj.weight",
     ]
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"use_moe": True, "router_aux_loss_coef": 0.3},
+        {"use_moe": True, "router_aux_loss_coef": 0.3, "num_experts_per_tok": 2},
+    ],
+    ids=["dense", "k=1", "k=2"],
+)
+@against_pytorch.every_mask
+def test_against_pytorch(fields, mask, oracles, rng):
+    cfg = config(rope_theta=100.0, rms_norm_eps=1e-3, **fields)
+    layer = settled(Block(cfg))
+    x, dy = rng.standard_normal((2, B, T, D))
+    daux = np.array(-1.3)
+    context, positions, visible = against_pytorch.at(oracles, cfg, mask)
+    (y, aux), saved = layer.forward(x, context)
+    dx = layer.backward(dy, daux, saved)
+    frequencies, factor = oracles.rope_inverse_frequencies(H, cfg.rope_theta)
+    (y_right, aux_right), (dx_right, dw_right, _) = oracles.gradients(
+        lambda x, w, counted: oracles.block(
+            x, w, positions, visible, frequencies, factor, cfg.rms_norm_eps, cfg.num_experts_per_tok,
+            cfg.norm_topk_prob, 0.3, counted,
+        ),
+        x, layer.state_dict(), mask, cotangents=[dy, daux],
+    )  # fmt: skip
+    assert_close(y, y_right)
+    assert_close(aux, aux_right)
+    assert_close(dx, dx_right)
+    assert_close(gradients_of(layer), dw_right)

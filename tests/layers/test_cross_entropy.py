@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numpy_minimind.checking.points import B, T, V
 from numpy_minimind.layers import CrossEntropyLoss
+from tests.helpers import assert_close
 from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -146,3 +148,22 @@ def test_gradient_rows_sum_to_zero_and_a_shift_changes_nothing(leading, V, scale
     np.testing.assert_allclose(dx.sum(axis=-1), 0, atol=1e-14)
     assert loss >= 0 and shifted == pytest.approx(loss, abs=1e-10 * scale)
     np.testing.assert_allclose(dx_shifted, dx, atol=1e-11 * scale)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_items", [None, 40])
+@pytest.mark.parametrize("ignored", [0, 4, B * T], ids=["none ignored", "some ignored", "all ignored"])
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["flat", "peaked"])
+def test_against_pytorch(num_items, ignored, scale, oracles, rng):
+    layer, logits = CrossEntropyLoss(), scale * rng.standard_normal((B, T, V))
+    targets, dloss = rng.integers(0, V, (B, T)), np.array(0.6)
+    targets.flat[rng.permutation(B * T)[:ignored]] = -100
+    loss, saved = layer.forward(logits, targets, num_items)
+    dlogits = layer.backward(dloss, saved)
+    (right, _), (dlogits_right, _) = oracles.gradients(
+        lambda x, t: oracles.cross_entropy(x, t, num_items), logits, targets, cotangents=[dloss, None]
+    )
+    assert_close(loss, right)
+    assert_close(dlogits, dlogits_right)

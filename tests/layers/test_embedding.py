@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from numpy_minimind.checking.points import B, D, N, T, V
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Embedding
+from tests.helpers import assert_close, settled
 from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -70,3 +72,17 @@ def test_ids_of_a_large_vocabulary_are_kept_apart_in_the_gradient():
     layer.backward(np.ones((4, 2)), saved)
     np.testing.assert_array_equal(np.flatnonzero(layer.weight.grad[:, 0]), [5, 5 + 2**8, 5 + 2**16])
     np.testing.assert_array_equal(layer.weight.grad[5], [2, 2])
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(T,), (B, T), (B, N, T)])
+def test_against_pytorch(shape, oracles, rng):
+    layer, ids = settled(Embedding(V, D)), rng.integers(0, V // 2, shape)
+    dy = rng.standard_normal((*shape, D))
+    y, saved = layer.forward(ids)
+    layer.backward(dy, saved)
+    (right,), (_, dw_right) = oracles.gradients(oracles.embedding, ids, layer.weight.data, cotangents=[dy])
+    assert_close(y, right)
+    assert_close(layer.weight.grad, dw_right)

@@ -121,10 +121,7 @@ def test_half_precision_is_rounded_once_and_all_sums_are_in_single(layer, T, S, 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 4), (4, 1)], ids=["G=2", "G=3", "K=N", "K=1"])
 @pytest.mark.parametrize("S", [7, 10])
 @pytest.mark.parametrize("padded", [False, True])
-def test_it_agrees_with_automatic_differentiation(heads, S, padded, rng):
-    pytest.importorskip("torch")
-    from peers import oracles
-
+def test_against_pytorch(heads, S, padded, oracles, rng):
     q, k, v, do = draw(rng, 3, *heads, 7, S, scale=2.0)
     mask = np.arange(S) >= np.array([0, 2, S])[:, None] if padded else None  # the last row is padding only
     (o,), right = oracles.gradients(oracles.scaled_dot_product, q, k, v, dense(7, S, mask), cotangents=[do])

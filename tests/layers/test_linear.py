@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import B, D, F, N, T
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import Linear
 from numpy_minimind.layers.linear import FEW
+from tests.helpers import assert_close, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -57,3 +59,17 @@ def test_a_given_weight_is_used_and_receives_the_gradient():
     layer.backward(np.ones((4, 2)), saved)
     assert layer.weight is weight
     np.testing.assert_array_equal(weight.grad, np.full((2, 3), 4.0))
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(D,), (T, D), (B, T, D), (B, N, T, D)])
+def test_against_pytorch(shape, oracles, rng):
+    layer, x, dy = settled(Linear(D, F)), rng.standard_normal(shape), rng.standard_normal((*shape[:-1], F))
+    y, saved = layer.forward(x)
+    dx = layer.backward(dy, saved)
+    (right,), (dx_right, dw_right) = oracles.gradients(oracles.linear, x, layer.weight.data, cotangents=[dy])
+    assert_close(y, right)
+    assert_close(dx, dx_right)
+    assert_close(layer.weight.grad, dw_right)

@@ -105,3 +105,25 @@ def test_the_gradient_of_the_head_is_never_there_twice(rng):
     h, targets = rng.standard_normal((16, 64)).astype(np.float32), rng.integers(0, 10 * WORDS, 16)
     peak = peak_bytes(lambda: LinearCrossEntropy(head.weight, chunk=4).forward(h, targets))
     assert peak < 1.3 * head.weight.data.nbytes
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_items", [None, 40])
+@pytest.mark.parametrize("ignored", [0, 4, B * T], ids=["none ignored", "some ignored", "all ignored"])
+@pytest.mark.parametrize("chunk", [1, 5, 256])
+def test_against_pytorch(num_items, ignored, chunk, oracles, rng):
+    head, h = settled(Linear(D, V)), rng.standard_normal((B, T, D))
+    targets, dloss = rng.integers(0, V, (B, T)), np.array(0.6)
+    targets.flat[rng.permutation(B * T)[:ignored]] = -100
+    layer = LinearCrossEntropy(head.weight, chunk=chunk)
+    loss, saved = layer.forward(h, targets, num_items)
+    dh = layer.backward(dloss, saved)
+    (right, _), (dh_right, dW_right, _) = oracles.gradients(
+        lambda x, w, t: oracles.cross_entropy(oracles.linear(x, w), t, num_items),
+        h, head.weight.data, targets, cotangents=[dloss, None],
+    )  # fmt: skip
+    assert_close(loss, right)
+    assert_close(dh, dh_right)
+    assert_close(head.weight.grad, dW_right)

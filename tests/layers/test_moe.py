@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numpy_minimind.checking.points import B, D, E, T, config
+from numpy_minimind.checking.points import B, D, E, T, config, padding_mask
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import MoE
 from tests.helpers import assert_close, gradients_of, settled
@@ -174,3 +174,60 @@ def test_every_expert_starts_different():
     first = [expert.gate_proj.weight.data for expert in layer.experts]
     assert not any(np.array_equal(first[0], other) for other in first[1:])
     assert isinstance(layer.gate.weight, Parameter) and layer.gate.weight.shape == (E, D)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+def router_as_drawn(layer, x):
+    pass
+
+
+def one_expert_idle(layer, x):
+    x[..., 0] = 1.0
+    layer.gate.weight.data[3, 0] = -20.0
+
+
+def all_on_one_expert(layer, x):
+    x[..., 0] = 1.0
+    layer.gate.weight.data[2, 0] = 5.0
+
+
+def all_scores_equal(layer, x):
+    layer.gate.weight.data[...] = 0.0
+
+
+def some_scores_equal(layer, x):
+    layer.gate.weight.data[[0, 2, 3]] = 0.0
+
+
+ROUTERS = [router_as_drawn, one_expert_idle, all_on_one_expert, all_scores_equal, some_scores_equal]
+COUNTED = {
+    "all": None,
+    "some": padding_mask(T, left=(2, 0, 0), right=(0, 1, 0)),
+    "none": np.zeros((B, T), bool),
+}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("norm", [False, True, None], ids=["not normalised", "normalised", "by default"])
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("counted", COUNTED.values(), ids=COUNTED.keys())
+def test_against_pytorch(k, norm, router, counted, oracles, rng):
+    cfg = config(num_experts_per_tok=k, norm_topk_prob=norm, router_aux_loss_coef=0.3)
+    layer = settled(MoE(cfg))
+    x, dy, daux = rng.standard_normal((B, T, D)), rng.standard_normal((B, T, D)), np.array(1.7)
+    router(layer, x)
+    (y, aux), saved = layer.forward(x, counted)
+    dx = layer.backward(dy, daux, saved)
+    (y_right, aux_right), (dx_right, dw_right, _) = oracles.gradients(
+        lambda x, w, counted: oracles.moe(x, w, k, norm, 0.3, counted),
+        x, layer.state_dict(), counted, cotangents=[dy, daux],
+    )  # fmt: skip
+    assert_close(y, y_right)
+    assert_close(aux, aux_right)
+    assert_close(dx, dx_right)
+    if counted is COUNTED["none"] and k == 1 and norm:
+        assert not layer.gate.weight.grad.any()  # the dead router: exactly 0, where autograd rounds
+        dw_right["gate.weight"] = np.zeros((E, D))
+    assert_close(gradients_of(layer), dw_right)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from numpy_minimind.checking.points import B, D, T
 from numpy_minimind.layer import Parameter
 from numpy_minimind.layers import RMSNorm
-from tests.helpers import settled
+from tests.helpers import assert_close, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -60,3 +61,23 @@ def test_the_gradient_is_orthogonal_to_x_when_epsilon_is_small():
     x, dy = rng.standard_normal((2, 4, 5))
     _, saved = layer.forward(x)
     np.testing.assert_allclose(np.sum(layer.backward(dy, saved) * x, axis=-1), 0, atol=1e-14)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3], ids=["unit", "near sqrt(eps)", "large"])
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_against_pytorch(scale, eps, oracles, rng):
+    layer, x = settled(RMSNorm(D, eps)), scale * rng.standard_normal((B, T, D))
+    x[1, 2] = 0
+    dy = rng.standard_normal(x.shape)
+    y, saved = layer.forward(x)
+    dx = layer.backward(dy, saved)
+    (right,), (dx_right, dw_right) = oracles.gradients(
+        lambda x, w: oracles.rmsnorm(x, w, eps), x, layer.weight.data, cotangents=[dy]
+    )
+    assert_close(y, right)
+    for row in np.ndindex(B, T):  # row by row: the row of zeros has a gradient 1 / sqrt(eps) times larger
+        assert_close(dx[row], dx_right[row])
+    assert_close(layer.weight.grad, dw_right)

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numpy_minimind import MiniMindConfig
+from numpy_minimind.checking.points import B, H, N, T
 from numpy_minimind.layers import RotaryEmbedding
+from tests.helpers import assert_close
 from tests.strategies import seeds
-from tests.yarns import MINIMIND, as_transformers, rotary
+from tests.yarns import MINIMIND, SHORT, THEIRS, as_transformers, rotary
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -159,3 +161,65 @@ def test_attention_factor_multiplies_cos_and_sin(spelling, given, right):
     scaling = as_transformers(scaling) if spelling == "rope_type" else scaling
     cos, sin = rotary(8, 1e6, scaling).table(np.arange(4), np.float64)
     np.testing.assert_allclose(cos**2 + sin**2, right**2, rtol=1e-14)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+YARNS = {"plain": None, "MiniMind's YaRN": SHORT, "transformers' YaRN": THEIRS}
+
+
+@pytest.mark.parametrize("scaling", YARNS.values(), ids=YARNS.keys())
+@pytest.mark.parametrize("theta", [100.0, 1e6])
+@pytest.mark.parametrize("first", [0, 41])
+def test_against_pytorch(scaling, theta, first, oracles, rng):
+    layer = rotary(H, theta, scaling, 64)
+    x, dy = rng.standard_normal((2, B, N, T, H))
+    positions = np.arange(first, first + T)
+    y, saved = layer.forward(x, positions)
+    dx = layer.backward(dy, saved)
+    frequencies, factor = oracles.rope_inverse_frequencies(H, theta, scaling, 64)
+    (right,), (dx_right, _) = oracles.gradients(
+        lambda x, p: oracles.rotary(x, p, frequencies, factor), x, positions, cotangents=[dy]
+    )
+    assert_close(y, right)
+    assert_close(dx, dx_right)
+
+
+def test_positions_of_each_row_against_pytorch(oracles, rng):
+    layer, x = RotaryEmbedding(H, 100.0), rng.standard_normal((B, N, T, H))
+    positions = rng.integers(0, 50, (B, T))
+    y, _ = layer.forward(x, positions[:, None])
+    frequencies, _ = oracles.rope_inverse_frequencies(H, 100.0)
+    (right,), _ = oracles.gradients(lambda x, p: oracles.rotary(x, p, frequencies), x, positions, cotangents=[None])
+    assert_close(y, right)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "theta", "scaling", "positions"),
+    [
+        (96, 1e6, MINIMIND, 32768),
+        (96, 1e6, MINIMIND, 2048),
+        (96, 1e6, as_transformers(MINIMIND, attention_factor=None), 32768),
+        (96, 1e6, as_transformers(MINIMIND), 2048),
+        (8, 100.0, MINIMIND, 32768),
+        (8, 100.0, as_transformers(MINIMIND), 32768),
+        (8, 1e6, {**MINIMIND, "original_max_position_embeddings": 4}, 32768),
+        (8, 1e6, {**THEIRS, "original_max_position_embeddings": 4}, 32768),
+        (64, 1e4, {**THEIRS, "truncate": False}, 64),
+        (64, 1e4, {**THEIRS, "mscale": 0.7, "mscale_all_dim": 1.3}, 64),
+        (64, 1e4, {**THEIRS, "factor": 1.0}, 64),
+        (8, 10.0, {**SHORT, "original_max_position_embeddings": 10**6}, 10**7),
+        (8, 10.0, {**THEIRS, "original_max_position_embeddings": 10**6}, 10**7),
+    ],
+    ids=[
+        "MiniMind", "MiniMind, short", "transformers, own factor", "transformers, short", "clamp H/2 - 1",
+        "clamp H - 1", "empty ramp", "transformers, empty ramp", "not rounded", "mscale", "factor 1",
+        "low above high", "transformers, low above high",
+    ],
+)  # fmt: skip
+def test_frequencies_against_pytorch(head_dim, theta, scaling, positions, oracles):
+    layer = rotary(head_dim, theta, scaling, positions)
+    right, factor_right = oracles.rope_inverse_frequencies(head_dim, theta, scaling, positions)
+    np.testing.assert_allclose(layer.frequencies, right.numpy(), rtol=1e-13)
+    assert layer.factor == pytest.approx(factor_right, rel=1e-15)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from numpy_minimind.checking.points import B, H, S, T
 from numpy_minimind.layers import ScaledDotProduct
+from tests.helpers import assert_close
 from tests.strategies import seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -73,3 +75,31 @@ def test_an_output_is_an_average_of_visible_values(rng):
     for t in range(5):
         assert (o[:, :, t] <= v[:, :, : t + 1].max(axis=2) + 1e-12).all()
         assert (o[:, :, t] >= v[:, :, : t + 1].min(axis=2) - 1e-12).all()
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+VISIBLE = {
+    "all": lambda rng: None,
+    "causal": lambda rng: np.tri(T, S, S - T, dtype=bool),
+    "scattered": lambda rng: rng.random((B, 1, T, S)) < 0.6,
+    "a row sees nothing": lambda rng: np.tri(T, S, -1, dtype=bool),
+}
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 4), (4, 1)], ids=["G=2", "G=3", "K=N", "K=1"])
+@pytest.mark.parametrize("visible", VISIBLE.values(), ids=VISIBLE.keys())
+def test_against_pytorch(heads, visible, oracles, rng):
+    q = 2 * rng.standard_normal((B, heads[0], T, H))
+    k, v = rng.standard_normal((2, B, heads[1], S, H))
+    visible, do = visible(rng), rng.standard_normal(q.shape)
+    o, saved = ScaledDotProduct().forward(q, k, v, visible)
+    dq, dk, dv = ScaledDotProduct().backward(do, saved)
+    (right,), (dq_right, dk_right, dv_right, _) = oracles.gradients(
+        oracles.scaled_dot_product, q, k, v, visible, cotangents=[do]
+    )
+    assert_close(o, right)
+    assert_close(dq, dq_right)
+    assert_close(dk, dk_right)
+    assert_close(dv, dv_right)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from numpy_minimind.checking.points import B, N, S, T
 from numpy_minimind.layers import Softmax
+from tests.helpers import assert_close
 from tests.strategies import dtypes, seeds, sizes
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -73,3 +75,19 @@ def test_hiding_entries_equals_leaving_them_out(rows, columns, seed):
     x, visible = rng.standard_normal((rows, columns)), rng.random(columns) < 0.5
     visible[0] = True
     np.testing.assert_allclose(forward(x, visible)[:, visible], forward(x[:, visible]), rtol=1e-14)
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_against_pytorch(masked, oracles, rng):
+    x, dy = rng.standard_normal((2, B, N, T, S)) * 3
+    visible = rng.random((B, 1, T, S)) < 0.6 if masked else None
+    if masked:
+        visible[2, 0, 1] = False
+    y, saved = Softmax().forward(x, visible)
+    dx = Softmax().backward(dy, saved)
+    (right,), (dx_right, _) = oracles.gradients(oracles.softmax, x, visible, cotangents=[dy])
+    assert_close(y, right)
+    assert_close(dx, dx_right)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from numpy_minimind.checking.points import D, F
+from numpy_minimind.checking.points import B, D, F, T
 from numpy_minimind.layers import SwiGLU
 from numpy_minimind.layers.swiglu import sigmoid
-from tests.helpers import gradients_of, peak_bytes
+from tests.helpers import assert_close, gradients_of, peak_bytes, settled
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -76,3 +76,19 @@ def test_backward_holds_five_arrays_of_the_inner_width_at_a_time(rng):
     _, saved = layer.forward(x)
     layer.backward(dy, saved)  # from here on there are gradients to add to
     assert peak_bytes(lambda: layer.backward(dy, saved)) < 5.3 * saved.u.nbytes
+
+
+# -- against PyTorch -------------------------------------------------------------------------------------------
+
+
+def test_against_pytorch(oracles, rng):
+    layer, x, dy = settled(SwiGLU(D, F)), 3 * rng.standard_normal((B, T, D)), rng.standard_normal((B, T, D))
+    y, saved = layer.forward(x)
+    dx = layer.backward(dy, saved)
+    w = [p.data for p in (layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight)]
+    (right,), (dx_right, *dw_right) = oracles.gradients(oracles.swiglu, x, *w, cotangents=[dy])
+    assert_close(y, right)
+    assert_close(dx, dx_right)
+    assert_close(layer.gate_proj.weight.grad, dw_right[0])
+    assert_close(layer.up_proj.weight.grad, dw_right[1])
+    assert_close(layer.down_proj.weight.grad, dw_right[2])
