@@ -41,6 +41,7 @@ def test_float32(case: Case):
 
 
 @pytest.mark.usefixtures("backend")
+@pytest.mark.quick_on_host
 @by_id(CASES)
 def test_contract(case: Case):
     """Nothing given is changed, a second backward adds as much, inference gives what forward gives, and so on."""
