@@ -150,9 +150,9 @@ def _block_saved(config: MiniMindConfig, B: int, T: int, size: int) -> int:
     numbers += 2 * (N + K) * H  # q, k, v; o
     numbers += _weights_kept(N, T)
     if not config.use_moe:
-        return B * T * (numbers + D + 3 * F) * size  # x, g, u, sigma
+        return B * T * (numbers + D + 3 * F) * size  # x, u, sigma, silu
     numbers += D + E + k + config.norm_topk_prob + 1  # x, p, w, z if there is one, counted
-    numbers += k * (2 * D + 3 * F)  # o; x, g, u, sigma of the experts
+    numbers += k * (2 * D + 3 * F)  # o; x, u, sigma, silu of the experts
     return B * T * (numbers * size + 3 * k * IDS)  # chosen, token, slot
 
 

@@ -134,7 +134,8 @@ class FlashAttention(Layer):
             for keys in cut(start + rows.stop, self.key_block):
                 if not weights:
                     p = exp_in_place(scores(q_i, k, b, rows, keys, start, mask), lse_i)  # (b, K, keys, G * rows)
-                ds = p * (v[b, :, keys] @ turned_copy(do_i) - delta)  # (b, K, keys, G * rows)
+                dp = v[b, :, keys] @ turned_copy(do_i)  # (b, K, keys, G * rows)
+                ds = ds_in_place(dp, p, delta)
                 dv[b, :, keys] += p @ do_i
                 dk[b, :, keys] += ds @ q_i
                 dq_i += turned(ds) @ k[b, :, keys]
@@ -191,3 +192,10 @@ def exp_in_place(s: Array, m: Array) -> Array:
     """Return exp(s - m) in the memory of s."""
     s -= m
     return get_array_module(s).exp(s, out=s)
+
+
+def ds_in_place(dp: Array, p: Array, delta: Array) -> Array:
+    """Return ds = p (dp - delta) in the memory of dp."""
+    dp -= delta
+    dp *= p
+    return dp

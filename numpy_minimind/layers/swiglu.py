@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,28 +12,22 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x), with x kept above where the exponential overflows: sigmoid is 0 to rounding there anyway."""
+    """1 / (1 + e^-x). Far below zero the exponential is infinite, and sigmoid the 0 that it is to rounding."""
     xp = get_array_module(x)
-    u = at_least_float32(x)
-    return (1 / (1 + xp.exp(-xp.maximum(u, lowest_exponent(u.dtype))))).astype(x.dtype, copy=False)
-
-
-@functools.cache
-def lowest_exponent(dtype: Any) -> float:
-    """The x below which e^-x is no number of this dtype any more, and a little: -88 in float32."""
-    return -0.99 * math.log(float(np.finfo(dtype).max))
+    with np.errstate(over="ignore"):
+        return (1 / (1 + xp.exp(-at_least_float32(x)))).astype(x.dtype, copy=False)
 
 
 @elementwise
-def gated(g: Array, u: Array, sigma: Array) -> Array:
-    """Return h = silu(g) u."""
-    return g * sigma * u
-
-
-@elementwise
-def gated_backward(dh: Array, g: Array, u: Array, sigma: Array) -> tuple[Array, Array]:
-    """Return dg and du: silu' = sigma + silu (1 - sigma)."""
+def gated(g: Array, u: Array, sigma: Array) -> tuple[Array, Array]:
+    """Return silu(g) and h = silu(g) u."""
     silu = g * sigma
+    return silu, silu * u
+
+
+@elementwise
+def gated_backward(dh: Array, u: Array, sigma: Array, silu: Array) -> tuple[Array, Array]:
+    """Return dg and du: silu' = sigma + silu (1 - sigma)."""
     return dh * (u * (sigma + silu * (1 - sigma))), dh * silu
 
 
@@ -43,9 +35,9 @@ class SwiGLUSaved(NamedTuple):
     """What `SwiGLU.backward` needs."""
 
     x: Array  # (..., D)
-    g: Array  # (..., F)
     u: Array  # (..., F)
     sigma: Array  # (..., F)
+    silu: Array  # (..., F)
 
 
 class SwiGLU(Layer):
@@ -72,8 +64,8 @@ class SwiGLU(Layer):
         :math:`\mathrm{silu}' = \sigma + g \sigma (1 - \sigma) = \sigma + \mathrm{silu}\,(1 - \sigma)`.
 
     Saved
-        x, g, u and :math:`\sigma(g)`, whose exponential costs more than a product to redo; h, which the gradient of W_d
-        needs, is rebuilt from them by two products.
+        x, u, :math:`\sigma(g)` and silu(g), for g itself is in no formula of backward; h, which the gradient of W_d
+        needs, is rebuilt by one product.
 
     Dtype
         That of x; the sigmoid computed in float32 or better.
@@ -106,13 +98,13 @@ class SwiGLU(Layer):
         g = self.gate_proj(x)  # (..., F)
         u = self.up_proj(x)  # (..., F)
         sigma = sigmoid(g)  # (..., F)
-        h = gated(g, u, sigma)  # (..., F)
+        silu, h = gated(g, u, sigma)  # (..., F)
         y = self.down_proj(h)  # (..., D)
-        return y, SwiGLUSaved(x, g, u, sigma)
+        return y, SwiGLUSaved(x, u, sigma, silu)
 
     def backward(self, dy: Array, saved: SwiGLUSaved) -> Array:
-        x, g, u, sigma = saved
-        dh = self.down_proj.backward(dy, LinearSaved(gated(g, u, sigma)))  # (..., F)
-        dg, du = gated_backward(dh, g, u, sigma)  # (..., F)
+        x, u, sigma, silu = saved
+        dh = self.down_proj.backward(dy, LinearSaved(silu * u))  # (..., F)
+        dg, du = gated_backward(dh, u, sigma, silu)  # (..., F)
         del dh  # here a training step may need most memory
         return self.gate_proj.backward(dg, LinearSaved(x)) + self.up_proj.backward(du, LinearSaved(x))  # (..., D)

@@ -314,9 +314,9 @@ IN_LAYERS = {
     "positions of the host in blocks of attention": Planted(
         "layers.flash_attention:scores", "xp.arange(start", f"{NP}.arange(start", "flash_attention/left-padded"
     ),
-    "np.maximum in the sigmoid": Planted("layers.swiglu:sigmoid", "xp.maximum(u", f"{NP}.maximum(u", "swiglu/plain"),
-    "a bound of the sigmoid as a NumPy scalar": Planted(
-        "layers.swiglu:sigmoid", "lowest_exponent(u.dtype)", f"{NP}.float64(lowest_exponent(u.dtype))", "swiglu/plain"
+    "np.exp in the sigmoid": Planted("layers.swiglu:sigmoid", "xp.exp(", f"{NP}.exp(", "swiglu/plain"),
+    "one as a NumPy scalar in the sigmoid": Planted(
+        "layers.swiglu:sigmoid", "(1 + xp.exp", f"({NP}.float64(1) + xp.exp", "swiglu/plain"
     ),
     "a range over a number of the device": Planted(
         "layers.moe:MoE.backward", "range(self.k)", "range(xp.sum(xp.ones(self.k, int)))", "moe/k2-left-padded"

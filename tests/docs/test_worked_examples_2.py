@@ -181,11 +181,11 @@ def test_swiglu():
     page.is_given(layer.up_proj.weight, [1.5, 2])
     page.is_given(layer.down_proj.weight, [1, -2])
     y, saved = layer.forward(np.array([2.0]))
-    _, g, u, _ = saved
+    _, u, sigma, silu = saved
+    g = layer.gate_proj(saved.x)
     page.says(g, [2, -1])
     page.says(u, [3, 4])
-    page.says(sigmoid(g), [0.880797, 0.268941])
-    silu = g * sigmoid(g)
+    page.says(sigma, [0.880797, 0.268941])
     page.says(silu, [1.761594, -0.268941])
     page.says(silu * u, [5.284782, -1.075766])
     page.says(y, 7.436314)
@@ -304,12 +304,13 @@ def test_block():
     page.says(attn.o_proj(saved.self_attn.o), [-2, 6])
     page.says(norm2.x, [-1, 7])
     page.says(norm2.r, 0.2)
-    _, g, u, _ = saved.mlp
-    page.says(saved.mlp.x, [-1, 3.5])
+    m, u, _, silu = saved.mlp
+    g = mlp.gate_proj(m)
+    page.says(m, [-1, 3.5])
     page.says(g, 2)
     page.says(u, 3)
-    page.says(g * sigmoid(g), 1.761594)
-    page.says(g * sigmoid(g) * u, 5.284782)
+    page.says(silu, 1.761594)
+    page.says(silu * u, 5.284782)
     page.says(y - norm2.x, [2.642391, -5.284782])
     page.says(y, [1.642391, 1.715218])
 

@@ -133,7 +133,7 @@ MUTANTS = (
         "ds = p * dp, without delta",
         "the softmax is gone from the code, and with it the reminder of its backward",
         "common",
-        (Edit(FLASH + "backward", "@ turned_copy(do_i) - delta)", "@ turned_copy(do_i))"),),
+        (Edit(FLASH + "backward", "ds_in_place(dp, p, delta)", "p * dp"),),
     ),
     Mutant(
         "flash-delta-of-one-block",
@@ -145,8 +145,8 @@ MUTANTS = (
         (
             Edit(
                 FLASH + "backward",
-                "(v[b, :, keys] @ turned_copy(do_i) - delta)",
-                "((dp := v[b, :, keys] @ turned_copy(do_i)) - xp.sum(dp * p, axis=-2, keepdims=True))",
+                "ds_in_place(dp, p, delta)",
+                "ds_in_place(dp, p, xp.sum(dp * p, axis=-2, keepdims=True))",
             ),
         ),
     ),
