@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import Array, get_array_module, read_numbers, to_device_of, to_numpy
+from numpy_minimind.backend import Array, get_array_module, read_numbers, to_numpy
 from numpy_minimind.config import MiniMindConfig
 from numpy_minimind.layer import Context, Layer
 from numpy_minimind.layers.block import Block, BlockSaved
-from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_targets
-from numpy_minimind.layers.embedding import Embedding, EmbeddingSaved, check_ids
+from numpy_minimind.layers.cross_entropy import CrossEntropyLoss, check_range, check_targets
+from numpy_minimind.layers.embedding import Embedding, EmbeddingSaved
 from numpy_minimind.layers.kv_cache import KVCache
 from numpy_minimind.layers.linear import Linear, LinearSaved
 from numpy_minimind.layers.linear_cross_entropy import LinearCrossEntropy
@@ -110,7 +110,7 @@ class MiniMindModel(Layer):
         self.rotary_emb = RotaryEmbedding(config.head_dim, config.rope_theta, config.yarn)
 
     def forward(self, input_ids: Array, mask: np.ndarray | None = None) -> tuple[ModelOutput, ModelSaved]:
-        x, embed_tokens = self.embed_tokens.forward(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x, embed_tokens = self.embed_tokens.forward(input_ids)  # (B, T, D)
         context = self.context(input_ids.shape[1], mask)
         aux_loss, blocks = 0.0, []
         for block in self.layers:
@@ -134,7 +134,7 @@ class MiniMindModel(Layer):
         self, input_ids: Array, mask: np.ndarray | None = None, cache: KVCache | None = None, keep: int = 0
     ) -> Array:
         """Inference, one block's temporaries at a time; return the hidden states of the last `keep` tokens (0: all)."""
-        x = self.embed_tokens(to_device_of(input_ids, self.embed_tokens.weight.data))  # (B, T, D)
+        x = self.embed_tokens(input_ids)  # (B, T, D)
         start = 0 if cache is None else cache.length
         context = self.context(input_ids.shape[1], mask, start)
         for i, block in enumerate(self.layers):
@@ -291,7 +291,7 @@ class MiniMindForCausalLM(Layer):
         """
         ids, mask = self._check_inputs(input_ids, attention_mask)
         targets = to_numpy(targets)
-        check_targets(targets, ids.shape, self.config.vocab_size, self.cross_entropy.ignore_index)
+        check_targets(targets, ids.shape)
         n_here = int((targets != self.cross_entropy.ignore_index).sum())
         n = n_here if num_items_in_batch is None else operator.index(num_items_in_batch)
         if n < n_here:
@@ -392,7 +392,6 @@ class MiniMindForCausalLM(Layer):
         ids = to_numpy(input_ids)
         if ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"input_ids must have shape (batch, tokens), neither of them 0, got shape {ids.shape}")
-        check_ids(ids, self.config.vocab_size)
         B, T = ids.shape
         held = 0 if cache is None else cache.length
         limit = self.config.max_position_embeddings
@@ -410,7 +409,8 @@ class MiniMindForCausalLM(Layer):
     def _shift(self, labels: Array, shape: tuple[int, ...]) -> np.ndarray:
         """Move labels one to the left: the target of position t is label t + 1, of the last position none."""
         labels, ignore = to_numpy(labels), self.cross_entropy.ignore_index
-        check_targets(labels, shape, self.config.vocab_size, ignore)
+        check_targets(labels, shape)
+        check_range(labels[:, :1], self.config.vocab_size, ignore)  # no logit will ever meet them
         targets = np.full(shape, ignore, np.int64)
         targets[..., :-1] = labels[..., 1:]
         return targets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numpy_minimind.backend import Array, get_array_module, is_on_host
+from numpy_minimind.backend import Array, get_array_module, is_on_host, to_device_of
 from numpy_minimind.layer import Layer
 
 
@@ -62,7 +62,9 @@ class CrossEntropyLoss(Layer):
         self, logits: Array, targets: Array, num_items_in_batch: int | None = None
     ) -> tuple[Array, CrossEntropyLossSaved]:
         xp = get_array_module(logits)
-        check_targets(targets, logits.shape[:-1], logits.shape[-1], self.ignore_index)
+        check_targets(targets, logits.shape[:-1])
+        check_range(targets, logits.shape[-1], self.ignore_index)
+        targets = to_device_of(targets, logits)
         x = logits.astype(xp.result_type(logits, xp.float32), copy=False)
         counted = targets != self.ignore_index  # (...)
         n = xp.sum(counted) if num_items_in_batch is None else num_items_in_batch
@@ -85,15 +87,19 @@ class CrossEntropyLoss(Layer):
         return dx.astype(dtype, copy=False)
 
 
-def check_targets(targets: Array, shape: tuple[int, ...], vocab_size: int, ignore_index: int) -> None:
-    """Refuse labels that no logit stands for: a negative one would silently count from the end.
-
-    Labels on a device were checked before they moved: to look at them would mean to wait for it.
-    """
+def check_targets(targets: Array, shape: tuple[int, ...]) -> None:
+    """Refuse labels that are not integers, one for each position."""
     if targets.shape != shape:
         raise ValueError(f"labels have shape {targets.shape}, expected {shape}: one for each position")
     if targets.dtype.kind not in "iu":
         raise TypeError(f"labels must be integers, got an array of dtype {targets.dtype}")
+
+
+def check_range(targets: Array, vocab_size: int, ignore_index: int) -> None:
+    """Refuse labels that no logit stands for: a negative one would silently count from the end.
+
+    Labels on a device are not looked at: that would mean to wait for it.
+    """
     if not is_on_host(targets):
         return
     wrong = ((targets < 0) | (targets >= vocab_size)) & (targets != ignore_index)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpy_minimind.backend import Array, is_on_host, scatter_add
+from numpy_minimind.backend import Array, is_on_host, scatter_add, to_device_of
 from numpy_minimind.layer import Layer
 from numpy_minimind.layers.linear import normal_weight, rows
 
@@ -66,6 +66,7 @@ class Embedding(Layer):
 
     def forward(self, ids: Array) -> tuple[Array, EmbeddingSaved]:
         check_ids(ids, self.weight.shape[0])
+        ids = to_device_of(ids, self.weight.data)
         y = self.weight.data[ids]  # (..., D)
         return y, EmbeddingSaved(ids)
 

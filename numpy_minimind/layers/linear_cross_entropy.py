@@ -105,15 +105,14 @@ class LinearCrossEntropy(Layer):
         self, h: Array, targets: Array, num_items_in_batch: int | None
     ) -> Iterator[tuple[Array, Array, Array, int]]:
         """Yield of the rows that count, a chunk at a time: (which, their h (m, D), their targets (m,), n)."""
-        ignore = self.cross_entropy.ignore_index
-        check_targets(targets, h.shape[:-1], self.weight.shape[0], ignore)
+        check_targets(targets, h.shape[:-1])
         h, t = rows(h), targets.reshape(-1)  # (M, D), (M,)
-        counted = get_array_module(t).flatnonzero(t != ignore)
+        counted = get_array_module(t).flatnonzero(t != self.cross_entropy.ignore_index)
         n = len(counted) if num_items_in_batch is None else num_items_in_batch
         whole = len(counted) == len(t)  # then a chunk is a slice, which copies nothing
         for start in range(0, len(counted), self.chunk):
             m = slice(start, start + self.chunk) if whole else counted[start : start + self.chunk]
-            t_m = to_device_of(t[m], h)  # (m,)
+            t_m = t[m]  # (m,)
             m = m if whole else to_device_of(m, h)
             yield m, h[m], t_m, n
 

@@ -355,9 +355,9 @@ IN_LAYERS = {
         "model:MiniMindModel.context", "key = xp.asarray(mask)", "key = mask", "model/gqa-tied-dense-left-padded"
     ),
     "ids of the host in the embedding": Planted(
-        "model:MiniMindModel.forward",
-        "to_device_of(input_ids, self.embed_tokens.weight.data)",
-        "input_ids",
+        "layers.embedding:Embedding.forward",
+        "to_device_of(ids, self.weight.data)",
+        "ids",
         "model/gqa-tied-dense-left-padded",
     ),
     "auxiliary losses added up on the host": Planted(
