@@ -112,7 +112,7 @@ class MoE(Layer):
         p, chosen, w, z = self.route(x)
         y = xp.zeros_like(x)  # (M, D)
         experts = []
-        for expert, (token, slot) in zip(self.experts, shares(chosen, len(self.experts))):  # (m,) each
+        for expert, (token, slot) in zip(self.experts, assignments(chosen, len(self.experts))):  # (m,) each
             o, saved = expert.forward(x[token])  # (m, D)
             y[token] += w[token, slot, None] * o  # a token chooses an expert once: no index repeats
             experts.append(ExpertSaved(token, slot, o, saved))
@@ -145,7 +145,7 @@ class MoE(Layer):
         shape, x = x.shape, rows(x)  # (M, D)
         _, chosen, w, _ = self.route(x)
         y = xp.zeros_like(x)
-        for expert, (token, slot) in zip(self.experts, shares(chosen, len(self.experts))):
+        for expert, (token, slot) in zip(self.experts, assignments(chosen, len(self.experts))):
             y[token] += w[token, slot, None] * expert(x[token])
         return y.reshape(shape)
 
@@ -167,7 +167,7 @@ class MoE(Layer):
         return xp.sum(xp.sum(hits, axis=1, dtype=counted.dtype) * counted, axis=0)
 
 
-def shares(chosen: Array, E: int) -> list[tuple[Array, Array]]:
+def assignments(chosen: Array, E: int) -> list[tuple[Array, Array]]:
     """List for each expert the tokens that chose it and in which of their k slots; a GPU is waited for once."""
     xp, k = get_array_module(chosen), chosen.shape[1]
     chosen = chosen.reshape(-1)  # (M * k,): slot s of token t stands at t * k + s

@@ -61,8 +61,8 @@ def flash_heads(name: str) -> Any:
     return np.ravel(found["y"] if name == "y" else found["dx"][2])
 
 
-def shares(scores: Any, queries: int = 1, mask: Any = None, blocks: tuple[int, int] = (1, 1)) -> Any:
-    """Shares of the keys in each query: values are rows of the identity matrix, and queries are all alike."""
+def attention_weights(scores: Any, queries: int = 1, mask: Any = None, blocks: tuple[int, int] = (1, 1)) -> Any:
+    """Attention weights of each query: values are rows of the identity matrix, and queries are all alike."""
     S = len(scores)
     q, k, v = np.zeros((queries, S)), np.zeros((S, S)), np.eye(S)
     q[:, 0], k[:, 0] = math.sqrt(S), scores
@@ -85,25 +85,25 @@ KNOWN = [
     known("dq", lambda: two_keys_in_blocks("q"), [0.0524967927]),
     known("dk", lambda: two_keys_in_blocks("k"), [0.0524967927, -0.0524967927]),
     known("dv", lambda: two_keys_in_blocks("v"), [0.880797078, 0.119202922]),
-    known("rising scores", lambda: shares([1, 2, 3]), [[0.09003057317, 0.2447284711, 0.6652409558]]),
-    known("falling scores", lambda: shares([3, 2, 1]), [[0.6652409558, 0.2447284711, 0.09003057317]]),
+    known("rising scores", lambda: attention_weights([1, 2, 3]), [[0.09003057317, 0.2447284711, 0.6652409558]]),
+    known("falling scores", lambda: attention_weights([3, 2, 1]), [[0.6652409558, 0.2447284711, 0.09003057317]]),
     known(
         "scores of -1e5",
-        lambda: shares([-1e5, -1e5, -1e5]),
+        lambda: attention_weights([-1e5, -1e5, -1e5]),
         [[0.3333333333] * 3],
         "Dao-AILab/flash-attention#2082, flashinfer-ai/flashinfer#4267",
     ),
-    known("scores of 1e5", lambda: shares([-1e5, 1e5]), [[0, 1]]),
+    known("scores of 1e5", lambda: attention_weights([-1e5, 1e5]), [[0, 1]]),
     known(
         "two queries are the last of four tokens",
-        lambda: shares([0, 0, 0, 0], queries=2, blocks=(2, 2)),
+        lambda: attention_weights([0, 0, 0, 0], queries=2, blocks=(2, 2)),
         [[0.3333333333, 0.3333333333, 0.3333333333, 0], [0.25, 0.25, 0.25, 0.25]],
         "Dao-AILab/flash-attention#282",
     ),
-    known("padding hidden", lambda: shares([0, 0, 5], mask=[0, 1, 0]), [[0, 1, 0]]),
+    known("padding hidden", lambda: attention_weights([0, 0, 5], mask=[0, 1, 0]), [[0, 1, 0]]),
     known(
         "a query that sees nothing gets 0",
-        lambda: shares([2, 0], queries=2, mask=[0, 1], blocks=(2, 2)),
+        lambda: attention_weights([2, 0], queries=2, mask=[0, 1], blocks=(2, 2)),
         [[0, 0], [0, 1]],
         "pytorch/pytorch#41508",
     ),
