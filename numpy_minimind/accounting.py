@@ -165,13 +165,13 @@ def _weights_kept(N: int, T: int) -> int:
 
 
 def _block_working(config: MiniMindConfig, B: int, T: int, size: int) -> int:
-    """Bound for the temporaries of a block's backward: four arrays as large as x, and as many in its widest part.
+    """Bound for the temporaries of a block's backward: four arrays as large as x, three or four in its widest part.
 
     Not a list of them: what a layer keeps for a moment is its own affair, and the total is right within a tenth.
     """
     D, H, N, K, E, k, F = _letters(config, "DHNKEkF")
     M = B * T
-    feed_forward = 4 * (M * k // E) * F + F * D  # of one expert; and the gradient of a weight, before it is added
+    feed_forward = 3 * (M * k // E) * F + F * D  # of one expert; and the gradient of a weight, before it is added
     if T < LONG:
         scores = B * N * T * T
     else:
