@@ -339,7 +339,7 @@ class MiniMindForCausalLM(Layer):
             0 keeps all.
         """
         ids, mask = self._check_inputs(input_ids, attention_mask, cache)
-        if logits_to_keep < 0:
+        if operator.index(logits_to_keep) < 0:
             raise ValueError(f"logits_to_keep must not be negative (0 keeps all), got {logits_to_keep}")
         return self.lm_head(self.model(ids, mask, cache, logits_to_keep))
 
@@ -410,7 +410,7 @@ class MiniMindForCausalLM(Layer):
         """Move labels one to the left: the target of position t is label t + 1, of the last position none."""
         labels, ignore = to_numpy(labels), self.cross_entropy.ignore_index
         check_targets(labels, shape)
-        check_range(labels[:, :1], self.config.vocab_size, ignore)  # no logit will ever meet them
+        check_range(labels, self.config.vocab_size, ignore)  # before the first ones are dropped, and all are int64
         targets = np.full(shape, ignore, np.int64)
         targets[..., :-1] = labels[..., 1:]
         return targets

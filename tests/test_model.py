@@ -423,6 +423,21 @@ def test_bad_targets_are_refused(targets):
     assert not any(g.any() for g in gradients_of(model).values())
 
 
+@pytest.mark.parametrize("wrong", [IDS[:, 1:], IDS.astype(float)], ids=["shape", "float"])
+def test_targets_of_another_kind_are_refused_before_anything_is_computed(wrong, monkeypatch):
+    model = model_of()
+    monkeypatch.setattr(model.model, "forward", None)
+    with pytest.raises((ValueError, TypeError), match="labels"):
+        model.loss_and_grad_shifted(IDS, wrong)
+
+
+def test_a_label_that_would_wrap_around_to_ignored_is_refused():
+    labels = IDS.astype(np.uint64)
+    labels[0, 3] = 2**64 - 100
+    with pytest.raises(ValueError, match=str(2**64 - 100)):
+        model_of().loss_and_grad(IDS, labels)
+
+
 @pytest.mark.parametrize("n", [7, 0, -3])
 def test_fewer_items_in_all_than_in_this_batch_are_refused(n):
     with pytest.raises(ValueError, match=f"num_items_in_batch is {n}, but this batch alone has 8"):
@@ -747,6 +762,10 @@ def test_arguments_that_would_be_misread_are_refused():
     ids = np.array([[1, 2, 3]])
     with pytest.raises(ValueError, match="logits_to_keep"):
         model(ids, logits_to_keep=-2)
+    cache = model.new_cache(len(ids), 2 * ids.shape[1])
+    with pytest.raises(TypeError):
+        model(ids, cache=cache, logits_to_keep=1.5)
+    assert cache.length == 0
     for number in (8.9, "9"):
         with pytest.raises(TypeError):
             model.loss_and_grad(ids, ids, num_items_in_batch=number)

@@ -78,7 +78,7 @@ class Embedding(Layer):
 def check_ids(ids: Array, vocab_size: int) -> None:
     """Refuse ids that are not integers in [0, V): a negative one would silently read the table from its end.
 
-    Ids on a device were checked before they moved: to look at them would mean to wait for it.
+    Ids on a device are not looked at: that would mean to wait for it. (A model takes them back to the host first.)
     """
     if ids.dtype.kind not in "iu":
         raise TypeError(f"ids must be integers, got an array of dtype {ids.dtype}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,11 @@ from numpy_minimind.layers.linear import Linear, LinearSaved
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x). Far below zero the exponential is infinite, and sigmoid the 0 that it is to rounding."""
-    xp = get_array_module(x)
+    xp, u = get_array_module(x), at_least_float32(x)
+    if u.dtype.kind == "c":  # of the complex step: where a real infinity leaves 0, a complex one leaves no number
+        u = xp.maximum(u, -0.99 * math.log(np.finfo(u.dtype).max))
     with np.errstate(over="ignore"):
-        return (1 / (1 + xp.exp(-at_least_float32(x)))).astype(x.dtype, copy=False)
+        return (1 / (1 + xp.exp(-u))).astype(x.dtype, copy=False)
 
 
 @elementwise

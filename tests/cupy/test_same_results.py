@@ -72,6 +72,9 @@ def test_ids_labels_and_masks_may_come_from_the_device():
         there(bad)
     with pytest.raises(ValueError, match="labels must lie in"):
         there.loss_and_grad(moved(np.zeros((1, 3), int)), bad)
+    for method in (there.loss_and_grad_shifted, there.loss_shifted):
+        with pytest.raises(ValueError, match="labels must lie in"):
+            method(moved(np.zeros((1, 3), int)), bad)
 
 
 @dense_and_experts

@@ -10,6 +10,7 @@ from numpy_minimind.checking.lab.mutation import BACKWARD, CONSISTENT, Edit, Mut
 from numpy_minimind.checking.points import B, Build, D, F, Point, T, redraw_parameters
 from numpy_minimind.checking.reference import array, gradients, known, with_weights
 from numpy_minimind.layers import SwiGLU
+from numpy_minimind.layers.swiglu import sigmoid
 
 # -- points ----------------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,11 @@ KNOWN = [
         [0, -4.122307e-8, 0, 20],
         "ahmedfgad/NumPyCNN#13",
         1e-6,
+    ),
+    known(
+        "sigmoid of -1000 and 0, as the complex step asks for it",
+        lambda: sigmoid(np.array([-1000 + 1e-20j, 1e-20j])).real,
+        [0, 0.5],
     ),
 ]
 
